@@ -1,0 +1,137 @@
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "base/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+struct pool {
+    int threads;
+    pthread_t *handles; /* [threads - 1] */
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    unsigned generation; /* grows by one with every pool_run; guarded by lock */
+    int busy;            /* workers that have not finished this generation; guarded by lock */
+    bool leaving;
+    pool_task task;
+    void *context;
+    int count;
+    atomic_int next; /* next iteration to hand out */
+};
+
+typedef struct pool_worker {
+    pool *p;
+    int index;
+} pool_worker;
+
+static void work_through(pool *p, int worker)
+{
+    for (;;) {
+        int i = atomic_fetch_add(&p->next, 1);
+        if (i >= p->count)
+            return;
+        p->task(p->context, i, worker);
+    }
+}
+
+static void *worker_main(void *argument)
+{
+    pool_worker me = *(pool_worker *)argument;
+    free(argument);
+    pool *p = me.p;
+    unsigned seen = 0;
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while (p->generation == seen && !p->leaving)
+            pthread_cond_wait(&p->work, &p->lock);
+        if (p->leaving)
+            break;
+        seen = p->generation;
+        pthread_mutex_unlock(&p->lock);
+        work_through(p, me.index);
+        pthread_mutex_lock(&p->lock);
+        if (--p->busy == 0)
+            pthread_cond_signal(&p->done);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+pool *pool_create(int threads, error *err)
+{
+    pool *p = mem_alloc(1, sizeof *p);
+    p->threads = 1;
+    p->handles = mem_alloc((size_t)threads, sizeof *p->handles);
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    pthread_cond_init(&p->done, NULL);
+    for (int i = 1; i < threads; i++) {
+        pool_worker *w = mem_alloc(1, sizeof *w);
+        *w = (pool_worker){p, i};
+        if (pthread_create(&p->handles[i - 1], NULL, worker_main, w) != 0) {
+            free(w);
+            pool_destroy(p);
+            error_set(err, ERROR_RUNTIME, "cannot start thread %d of %d; use fewer with --threads", i + 1, threads);
+            return NULL;
+        }
+        p->threads++;
+    }
+    return p;
+}
+
+void pool_destroy(pool *p)
+{
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->leaving = true;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 1; i < p->threads; i++)
+        pthread_join(p->handles[i - 1], NULL);
+    pthread_cond_destroy(&p->done);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    free(p->handles);
+    free(p);
+}
+
+int pool_threads(const pool *p)
+{
+    return p->threads;
+}
+
+void pool_run(pool *p, int count, pool_task task, void *context)
+{
+    if (count <= 1 || p->threads == 1) {
+        for (int i = 0; i < count; i++)
+            task(context, i, 0);
+        return;
+    }
+    pthread_mutex_lock(&p->lock);
+    p->task = task;
+    p->context = context;
+    p->count = count;
+    atomic_store(&p->next, 0);
+    p->busy = p->threads - 1;
+    p->generation++;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    work_through(p, 0);
+    pthread_mutex_lock(&p->lock);
+    while (p->busy > 0)
+        pthread_cond_wait(&p->done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+int machine_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1;
+    int n = CPU_COUNT(&set);
+    return n > 0 ? n : 1;
+}
