@@ -1,9 +1,11 @@
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "base/memory.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/checked.h"
 
@@ -53,6 +55,31 @@ void *mem_grow(void *old, size_t count, size_t item_bytes)
         return out_of_memory(count, item_bytes);
     void *p = realloc(old, bytes ? bytes : 1);
     return p ? p : out_of_memory(count, item_bytes);
+}
+
+/* The length of a lazy block lies in a page of its own before it. */
+enum { LAZY_HEADER_BYTES = 4096 };
+
+void *mem_try_alloc_lazy(size_t bytes)
+{
+    size_t whole;
+    if (!checked_add_size(bytes, LAZY_HEADER_BYTES, &whole) || whole > PTRDIFF_MAX)
+        return NULL;
+    char *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    memcpy(p, &whole, sizeof whole);
+    return p + LAZY_HEADER_BYTES;
+}
+
+void mem_free_lazy(void *memory)
+{
+    if (!memory)
+        return;
+    char *p = (char *)memory - LAZY_HEADER_BYTES;
+    size_t whole;
+    memcpy(&whole, p, sizeof whole);
+    munmap(p, whole);
 }
 
 void *mem_copy(const void *bytes, size_t count)

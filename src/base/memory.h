@@ -12,6 +12,9 @@ void *mem_alloc(size_t count, size_t item_bytes);      /* zeroed; never NULL */
 void *mem_grow(void *old, size_t count, size_t item_bytes); /* realloc with a checked product; never NULL */
 void *mem_try_alloc(size_t count, size_t item_bytes);  /* zeroed; NULL when too large or out of memory */
 void *mem_try_alloc_aligned(size_t bytes, size_t alignment); /* zeroed, free() releases it; NULL on failure */
+/* Zeroed pages that take physical memory only when they are touched, for caches sized for the worst case. */
+void *mem_try_alloc_lazy(size_t bytes);                /* page aligned; NULL on failure */
+void mem_free_lazy(void *memory);                      /* NULL is allowed */
 void *mem_copy(const void *bytes, size_t count);       /* count bytes and a terminating zero; never NULL */
 
 typedef struct arena_block arena_block;

@@ -1,0 +1,94 @@
+/* The CPU device, inside. One operation per file; the kernels are plain C and are the reference for every other one.
+ *
+ * Parallel loops run over independent outputs (a block of output columns, a head, a row), so no sum is ever split
+ * between threads; sums run in one fixed order. */
+#ifndef DEVICE_CPU_CPU_H
+#define DEVICE_CPU_CPU_H
+
+#include "base/threads.h"
+#include "device/device.h"
+
+/* One expert (or a dense MLP) and the rows that go through it. */
+typedef struct cpu_expert_job {
+    const mlp_weights *w;
+    int count;            /* rows */
+    const int32_t *rows;  /* [count] ascending; NULL: all rows of the step */
+    const float *weights; /* [count] factors of the result; NULL: 1 */
+    float *act;           /* [count][intermediate] silu(gate) * up */
+} cpu_expert_job;
+
+typedef struct cpu_device {
+    device base;
+    pool *workers;
+    float **scratch;       /* [threads][scratch_floats] private memory of a worker */
+    size_t scratch_floats;
+    float *index_scores;   /* [index_score_floats] scores of a group of rows over their whole context */
+    size_t index_score_floats;
+    float *rope_frequency; /* [rope_dim / 2] */
+    float *draft_input;    /* [max_rows][2 * hidden] rows of [embedding; hidden] */
+    int max_rows;          /* of a step */
+    cpu_expert_job *expert_jobs; /* [experts + 1] */
+    int *expert_next;      /* [experts + 1] next free slot of an expert while pairs are sorted */
+    int32_t *expert_rows;  /* [max_rows * experts_per_token] rows sorted by expert */
+    float *expert_weights; /* [max_rows * experts_per_token] their factors */
+    arena memory;          /* holds all of the above */
+} cpu_device;
+
+static inline cpu_device *cpu_of(device *d)
+{
+    return (cpu_device *)d;
+}
+
+const layer_weights *cpu_layer(const device *d, int layer);
+
+/* dot product in 16 interleaved partial sums, folded in a fixed tree: the one summation order of all projections. */
+float cpu_dot(const float *a, const float *b, int64_t n);
+
+void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out);
+void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out);
+void cpu_layer_norm(const float *x, const float *weight, const float *bias, int64_t n, float eps, float *out);
+
+/* Rotates pairs (2i, 2i+1) of v[0..rope_dim-1] by the row's angles. */
+void cpu_rotate(float *v, const float *rope, int rope_dim);
+
+/* out[i][n] = (add ? out[i][n] : 0) + w[n] . in[rows ? rows[i] : i], for i < count. Strides in floats. */
+typedef struct cpu_linear_job {
+    const matrix *w;
+    const float *in;
+    size_t in_stride;
+    const int32_t *rows; /* NULL: row i itself */
+    int count;
+    float *out;
+    size_t out_stride;
+    bool add;
+} cpu_linear_job;
+
+void cpu_linear(cpu_device *c, const cpu_linear_job *job);
+
+/* x[rows] -> y[rows] with a weight; the common form of cpu_linear. */
+void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out);
+
+/* One token's entries in a page. */
+void cpu_latent_store(const kv_layout *k, const float *latent, uint8_t *entry);
+void cpu_latent_load(const kv_layout *k, const uint8_t *entry, float *latent);
+void cpu_index_key_store(const kv_layout *k, const float *key, uint8_t *entry);
+void cpu_index_key_load(const kv_layout *k, const uint8_t *entry, float *key);
+
+/* Address of the entry of a position in the pages of a row's sequence. */
+static inline uint8_t *cpu_entry(const kv_layout *k, const step *s, int row, int position, size_t offset, size_t entry_bytes)
+{
+    size_t page = (size_t)s->page_tables[s->sequences[row]][position / KV_PAGE_TOKENS];
+    return s->pages + page * k->page_bytes + offset + (size_t)(position % KV_PAGE_TOKENS) * entry_bytes;
+}
+
+/* The k largest of scores[n] as ascending indices; equal scores: the lower index first. k <= n. */
+void cpu_select_largest(const float *scores, int n, int k, int32_t *out);
+
+void cpu_embed(device *d, const step *s, activations *a);
+void cpu_draft_embed(device *d, const step *s, const float *hidden_in, activations *a);
+void cpu_attention_project(device *d, const step *s, int layer, activations *a);
+void cpu_index_select(device *d, const step *s, int layer, activations *a);
+void cpu_attend(device *d, const step *s, int layer, activations *a);
+void cpu_mlp(device *d, const step *s, int layer, activations *a);
+
+#endif

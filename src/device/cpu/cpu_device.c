@@ -1,0 +1,178 @@
+/* The CPU device: its memory, and the table of its operations. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/cpu/cpu.h"
+
+enum { SCRATCH_COLUMNS = 8, SCRATCH_HEADS = 8, INDEX_SCORE_FLOATS = 1 << 20 };
+
+const layer_weights *cpu_layer(const device *d, int layer)
+{
+    const model *m = d->model;
+    return layer == m->config.layers ? &m->mtp.layer : &m->layers[layer];
+}
+
+static void *cpu_alloc(device *d, size_t bytes)
+{
+    (void)d;
+    return mem_try_alloc_lazy(bytes);
+}
+
+static void cpu_free(device *d, void *memory)
+{
+    (void)d;
+    mem_free_lazy(memory);
+}
+
+static void cpu_read(device *d, void *host, const void *memory, size_t bytes)
+{
+    (void)d;
+    memcpy(host, memory, bytes);
+}
+
+/* host to device and device to device are the same here */
+static void cpu_write(device *d, void *memory, const void *host, size_t bytes)
+{
+    (void)d;
+    memcpy(memory, host, bytes);
+}
+
+static void cpu_destroy(device *d)
+{
+    cpu_device *c = cpu_of(d);
+    pool_destroy(c->workers);
+    arena_free(&c->memory);
+    free(c);
+}
+
+typedef struct embed_task {
+    cpu_device *c;
+    const step *s;
+    const float *hidden_in; /* NULL in the trunk */
+    activations *a;
+} embed_task;
+
+/* cos and sin of position x frequency, the product rounded to f32 as the reference does. */
+static void rope_row(const embed_task *t, int row)
+{
+    int rope_dim = t->c->base.model->config.rope_dim;
+    float *rope = t->a->rope + (size_t)row * (size_t)rope_dim;
+    for (int i = 0; i < rope_dim / 2; i++) {
+        float angle = (float)t->s->positions[row] * t->c->rope_frequency[i];
+        rope[2 * i] = cosf(angle);
+        rope[2 * i + 1] = sinf(angle);
+    }
+}
+
+static void embed_row(void *context, int row, int worker)
+{
+    const embed_task *t = context;
+    const model *m = t->c->base.model;
+    (void)worker;
+    rope_row(t, row);
+    matrix_row(&m->embed, t->s->tokens[row], t->a->x + (size_t)row * (size_t)m->config.hidden_size);
+}
+
+void cpu_embed(device *d, const step *s, activations *a)
+{
+    embed_task t = {cpu_of(d), s, NULL, a};
+    pool_run(t.c->workers, s->rows, embed_row, &t);
+}
+
+static void draft_embed_row(void *context, int row, int worker)
+{
+    const embed_task *t = context;
+    const model *m = t->c->base.model;
+    size_t hidden = (size_t)m->config.hidden_size;
+    float *in = t->c->draft_input + (size_t)row * 2 * hidden;
+    (void)worker;
+    rope_row(t, row);
+    matrix_row(&m->embed, t->s->tokens[row], in);
+    cpu_rms_norm(in, m->mtp.embed_norm, m->config.hidden_size, m->config.norm_eps, in);
+    cpu_rms_norm(t->hidden_in + (size_t)row * hidden, m->mtp.hidden_norm, m->config.hidden_size, m->config.norm_eps, in + hidden);
+}
+
+void cpu_draft_embed(device *d, const step *s, const float *hidden_in, activations *a)
+{
+    embed_task t = {cpu_of(d), s, hidden_in, a};
+    pool_run(t.c->workers, s->rows, draft_embed_row, &t);
+    cpu_project(t.c, &d->model->mtp.project, s->rows, t.c->draft_input, a->x);
+}
+
+static void cpu_finish(device *d, const step *s, bool draft, activations *a)
+{
+    const model *m = d->model;
+    cpu_rms_norm_rows(cpu_of(d), a->x, s->rows, m->config.hidden_size, draft ? m->mtp.head_norm : m->final_norm, m->config.norm_eps,
+                      a->hidden);
+}
+
+static void cpu_logits(device *d, const float *hidden, int count, const int32_t *rows, activations *a)
+{
+    const model *m = d->model;
+    cpu_linear_job job = {.w = &m->lm_head, .in = hidden, .in_stride = (size_t)m->config.hidden_size, .rows = rows, .count = count,
+                          .out = a->logits, .out_stride = (size_t)m->config.vocab_size};
+    cpu_linear(cpu_of(d), &job);
+}
+
+static const device_ops CPU_OPS = {
+    .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .destroy = cpu_destroy,
+    .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
+    .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits,
+};
+
+static size_t largest(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The most that any operation's private memory needs. */
+static size_t scratch_floats(const model_config *m, int max_rows)
+{
+    size_t hidden = (size_t)m->hidden_size, wide = (size_t)m->dense_intermediate;
+    wide = largest(wide, (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1));
+    size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
+    size_t linear = SCRATCH_COLUMNS * largest(cols, (size_t)m->kv_lora_rank);
+    size_t attend = (size_t)(m->kv_lora_rank + m->rope_dim) + SCRATCH_HEADS * (size_t)m->index_topk;
+    size_t down = (size_t)max_rows * SCRATCH_COLUMNS + wide;
+    return largest(largest(linear, attend), largest(down, largest((size_t)m->experts, (size_t)m->index_dim)));
+}
+
+/* inverse frequencies theta^(-2i/dim), every step rounded to f32 as in the reference. */
+static void fill_rope_frequencies(const model_config *m, float *frequency)
+{
+    for (int i = 0; i < m->rope_dim / 2; i++)
+        frequency[i] = 1.0f / powf((float)m->rope_theta, (float)(2 * i) / (float)m->rope_dim);
+}
+
+device *cpu_device_create(const model *m, const device_limits *limits, error *err)
+{
+    cpu_device *c = mem_alloc(1, sizeof *c);
+    const model_config *config = &m->config;
+    size_t rows = (size_t)limits->max_rows, pairs = rows * (size_t)config->experts_per_token;
+    c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
+    c->max_rows = limits->max_rows;
+    c->workers = pool_create(limits->threads, err);
+    if (!c->workers) {
+        free(c);
+        return NULL;
+    }
+    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, generic kernels", limits->threads,
+             limits->threads == 1 ? "" : "s");
+    c->scratch_floats = scratch_floats(config, limits->max_rows);
+    c->scratch = arena_alloc(&c->memory, (size_t)limits->threads, sizeof *c->scratch);
+    for (int i = 0; i < limits->threads; i++)
+        c->scratch[i] = arena_alloc(&c->memory, c->scratch_floats, sizeof(float));
+    c->index_score_floats = largest(INDEX_SCORE_FLOATS, (size_t)limits->max_context);
+    c->index_scores = arena_alloc(&c->memory, c->index_score_floats, sizeof(float));
+    c->rope_frequency = arena_alloc(&c->memory, (size_t)config->rope_dim / 2, sizeof(float));
+    fill_rope_frequencies(config, c->rope_frequency);
+    c->draft_input = arena_alloc(&c->memory, config->has_mtp ? rows * 2 * (size_t)config->hidden_size : 1, sizeof(float));
+    c->expert_jobs = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_jobs);
+    c->expert_next = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_next);
+    c->expert_rows = arena_alloc(&c->memory, pairs, sizeof *c->expert_rows);
+    c->expert_weights = arena_alloc(&c->memory, pairs, sizeof *c->expert_weights);
+    return &c->base;
+}

@@ -1,0 +1,186 @@
+/* The MLP of a layer: dense, or a router with routed and shared experts (spec 2.3).
+ *
+ * Rows are grouped by expert, so that each weight row is decoded once for all rows that need it. A row's experts are summed in
+ * ascending order of their ids, the shared expert last, whatever else is in the batch. */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/cpu/cpu.h"
+
+enum { COLUMN_BLOCK = 8 };
+
+typedef struct mlp_task {
+    cpu_device *c;
+    activations *a;
+    const cpu_expert_job *jobs; /* in the order in which their results are added */
+    int count;
+    int blocks;             /* column blocks per job in the first pass */
+    int rows;
+} mlp_task;
+
+static float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* act columns of one block of one job. */
+static void gate_up_block(void *context, int index, int worker)
+{
+    const mlp_task *t = context;
+    const cpu_expert_job *job = &t->jobs[index / t->blocks];
+    const mlp_weights *w = job->w;
+    int64_t hidden = w->gate.cols, wide = w->gate.rows, first = (int64_t)(index % t->blocks) * COLUMN_BLOCK;
+    float *gate = t->c->scratch[worker], *up = gate + hidden;
+    for (int64_t n = first; n < wide && n < first + COLUMN_BLOCK; n++) {
+        matrix_row(&w->gate, n, gate);
+        matrix_row(&w->up, n, up);
+        for (int i = 0; i < job->count; i++) {
+            const float *h = t->a->h + (job->rows ? job->rows[i] : i) * hidden;
+            job->act[i * wide + n] = silu(cpu_dot(gate, h, hidden)) * cpu_dot(up, h, hidden);
+        }
+    }
+}
+
+/* Adds one block of output columns of all jobs to x. */
+static void down_block(void *context, int block, int worker)
+{
+    const mlp_task *t = context;
+    int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * COLUMN_BLOCK;
+    int columns = hidden - first < COLUMN_BLOCK ? (int)(hidden - first) : COLUMN_BLOCK;
+    float *sum = t->c->scratch[worker], *down = sum + t->rows * COLUMN_BLOCK; /* sum [rows][COLUMN_BLOCK] */
+    memset(sum, 0, (size_t)(t->rows * COLUMN_BLOCK) * sizeof(float));
+    for (int j = 0; j < t->count; j++) {
+        const cpu_expert_job *job = &t->jobs[j];
+        int64_t wide = job->w->down.cols;
+        for (int n = 0; n < columns; n++) {
+            matrix_row(&job->w->down, first + n, down);
+            for (int i = 0; i < job->count; i++) {
+                float y = cpu_dot(down, job->act + i * wide, wide);
+                sum[(job->rows ? job->rows[i] : i) * COLUMN_BLOCK + n] += job->weights ? job->weights[i] * y : y;
+            }
+        }
+    }
+    for (int row = 0; row < t->rows; row++)
+        for (int n = 0; n < columns; n++)
+            t->a->x[row * hidden + first + n] += sum[row * COLUMN_BLOCK + n];
+}
+
+static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+{
+    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count, .rows = rows};
+    int64_t widest = 0;
+    for (int j = 0; j < count; j++)
+        widest = jobs[j].w->gate.rows > widest ? jobs[j].w->gate.rows : widest;
+    t.blocks = (int)((widest + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
+    pool_run(c->workers, count * t.blocks, gate_up_block, &t);
+    pool_run(c->workers, (c->base.model->config.hidden_size + COLUMN_BLOCK - 1) / COLUMN_BLOCK, down_block, &t);
+}
+
+/* Marks the experts of groups that are not among the best: a group's score is the sum of its two best experts. */
+static void drop_weak_groups(const model_config *m, float *choice)
+{
+    int size = m->experts / m->expert_groups;
+    float score[256];
+    int32_t kept[256];
+    for (int g = 0; g < m->expert_groups; g++) {
+        float best = -INFINITY, second = -INFINITY;
+        for (int i = g * size; i < (g + 1) * size; i++) {
+            if (choice[i] > best) {
+                second = best;
+                best = choice[i];
+            } else if (choice[i] > second) {
+                second = choice[i];
+            }
+        }
+        score[g] = size > 1 ? best + second : best;
+    }
+    cpu_select_largest(score, m->expert_groups, m->expert_groups_kept, kept);
+    for (int g = 0, k = 0; g < m->expert_groups; g++) {
+        if (k < m->expert_groups_kept && kept[k] == g) {
+            k++;
+            continue;
+        }
+        for (int i = g * size; i < (g + 1) * size; i++)
+            choice[i] = -INFINITY;
+    }
+}
+
+typedef struct route_task {
+    cpu_device *c;
+    const layer_weights *w;
+    activations *a;
+} route_task;
+
+/* Chooses a row's experts by sigmoid + bias and weighs them by the sigmoid alone. */
+static void route_row(void *context, int row, int worker)
+{
+    const route_task *t = context;
+    const model_config *m = &t->c->base.model->config;
+    float *scores = t->a->router_scores + (size_t)row * (size_t)m->experts, *choice = t->c->scratch[worker];
+    int32_t *experts = t->a->router_experts + (size_t)row * (size_t)m->experts_per_token;
+    float *weights = t->a->router_weights + (size_t)row * (size_t)m->experts_per_token, sum = 0;
+    for (int e = 0; e < m->experts; e++) {
+        scores[e] = 1.0f / (1.0f + expf(-scores[e]));
+        choice[e] = scores[e] + t->w->router_bias[e];
+    }
+    if (m->expert_groups > 1)
+        drop_weak_groups(m, choice);
+    cpu_select_largest(choice, m->experts, m->experts_per_token, experts);
+    for (int i = 0; i < m->experts_per_token; i++)
+        sum += scores[experts[i]];
+    for (int i = 0; i < m->experts_per_token; i++) {
+        float w = scores[experts[i]];
+        weights[i] = (m->normalize_expert_weights ? w / (sum + 1e-20f) : w) * m->routed_scale;
+    }
+}
+
+/* Sorts the (row, expert) pairs by expert, rows ascending, and makes one job per expert that has rows, in ascending order, then one
+ * for the shared experts. Returns their number. */
+static int group_by_expert(cpu_device *c, const layer_weights *w, int rows, activations *a)
+{
+    const model_config *m = &c->base.model->config;
+    int pairs = rows * m->experts_per_token, jobs = 0;
+    int *next = c->expert_next;
+    memset(next, 0, (size_t)(m->experts + 1) * sizeof *next);
+    for (int p = 0; p < pairs; p++)
+        next[a->router_experts[p] + 1]++;
+    for (int e = 0; e < m->experts; e++) {
+        int first = next[e], count = next[e + 1];
+        next[e + 1] += first;
+        if (count > 0)
+            c->expert_jobs[jobs++] = (cpu_expert_job){&w->experts[e], count, c->expert_rows + first, c->expert_weights + first,
+                                                      a->mlp_act + (int64_t)first * m->expert_intermediate};
+    }
+    for (int p = 0; p < pairs; p++) {
+        int slot = next[a->router_experts[p]]++;
+        c->expert_rows[slot] = p / m->experts_per_token;
+        c->expert_weights[slot] = a->router_weights[p];
+    }
+    if (w->shared.gate.format)
+        c->expert_jobs[jobs++] = (cpu_expert_job){&w->shared, rows, NULL, NULL, a->mlp_act + (int64_t)pairs * m->expert_intermediate};
+    return jobs;
+}
+
+static void run_experts(cpu_device *c, const layer_weights *w, int rows, activations *a)
+{
+    cpu_project(c, &w->router, rows, a->h, a->router_scores);
+    route_task route = {c, w, a};
+    pool_run(c->workers, rows, route_row, &route);
+    int count = group_by_expert(c, w, rows, a);
+    run_jobs(c, a, c->expert_jobs, count, rows);
+}
+
+void cpu_mlp(device *d, const step *s, int layer, activations *a)
+{
+    cpu_device *c = cpu_of(d);
+    const model_config *m = &d->model->config;
+    const layer_weights *w = cpu_layer(d, layer);
+    cpu_rms_norm_rows(c, a->x, s->rows, m->hidden_size, w->post_attention_norm, m->norm_eps, a->h);
+    if (w->sparse) {
+        run_experts(c, w, s->rows, a);
+        return;
+    }
+    cpu_expert_job dense = {&w->mlp, s->rows, NULL, NULL, a->mlp_act};
+    run_jobs(c, a, &dense, 1, s->rows);
+}
