@@ -1,6 +1,7 @@
 """Line coverage of src/ after a run of the tests in a --coverage build:  python3 tools/coverage.py BUILD_DIRECTORY
 
-Reads gcov's JSON (gcov comes with gcc), merges the counts of all objects and prints one line per file, least covered first.
+Reads gcov's JSON (gcov comes with gcc) for every object, run or not, merges the counts and prints one line per file, least
+covered first.
 """
 import collections
 import json
@@ -12,9 +13,10 @@ import sys
 def counts(build, source_root):
     """{file below src/: {line: largest count}}"""
     lines = collections.defaultdict(dict)
-    data = [os.path.join(d, f) for d, _, files in os.walk(build) for f in files if f.endswith(".gcda")]
-    for path in data:
-        out = subprocess.run(["gcov", "--json-format", "--stdout", path], cwd=os.path.dirname(path), check=True, capture_output=True).stdout
+    notes = [os.path.join(d, f) for d, _, files in os.walk(build) for f in files if f.endswith(".gcno")]
+    for path in notes:
+        command = ["gcov", "--json-format", "--stdout", path]
+        out = subprocess.run(command, cwd=os.path.dirname(path), check=True, capture_output=True).stdout
         for document in out.splitlines():
             parsed = json.loads(document)
             for f in parsed["files"]:
