@@ -342,11 +342,9 @@ static void test_mxfp4_equals_hf(void **state)
 static void test_bf16_equals_hf(void **state)
 {
     (void)state;
-    const char *directory = getenv("DRAWBRIDGE_NANO_BF16");
-    if (!directory)
-        directory = SOURCE_DIR "/../shared/nano/model";
+    const char *directory = NANO_BF16_DIR;
     if (!file_exists(directory)) {
-        printf("  skipped: no BF16 master at %s (set DRAWBRIDGE_NANO_BF16)\n", directory);
+        printf("  skipped: no BF16 master at %s (cmake -DDRAWBRIDGE_NANO_BF16=DIR)\n", directory);
         skip();
     }
     check_set(directory, "golden_bf16");
