@@ -42,7 +42,7 @@ struct format {
     /* Decodes values first_col .. first_col+count-1 of one row. For the block formats first_col may be any column. */
     void (*decode)(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out);
     /* Encodes whole rows: data and scales have the sizes of format_data_bytes/format_scale_bytes. tensor_scale is used by
-     * NVFP4 only. Values must be finite (the caller checks). */
+     * NVFP4 only, and is positive there. Values must be finite (the caller checks). */
     void (*encode)(const float *values, int64_t rows, int64_t cols, float tensor_scale, uint8_t *data, uint8_t *scales);
 };
 
@@ -52,7 +52,7 @@ const format *format_by_name(const char *name); /* NULL when unknown */
 /* Sizes of a matrix in bytes; false when cols does not fit the format's packing or a product overflows. */
 bool format_data_bytes(const format *f, int64_t rows, int64_t cols, uint64_t *out);
 bool format_scale_bytes(const format *f, int64_t rows, int64_t cols, uint64_t *out);
-size_t format_row_bytes(const format *f, int64_t cols);
+size_t format_row_bytes(const format *f, int64_t cols); /* for sizes that format_data_bytes accepted */
 
 /* Decodes one whole row to out[cols]. */
 static inline void matrix_row(const matrix *m, int64_t row, float *out)
@@ -60,7 +60,8 @@ static inline void matrix_row(const matrix *m, int64_t row, float *out)
     m->format->decode(m, row, 0, m->cols, out);
 }
 
-/* rows first .. first+count-1 of a matrix as a matrix of its own. For FP8_BLOCK `first` must be a multiple of 128. */
+/* rows first .. first+count-1 of a matrix as a matrix of its own. The range must lie inside (asserted); for FP8_BLOCK
+ * `first` must be a multiple of 128. */
 matrix matrix_rows(const matrix *m, int64_t first, int64_t count);
 
 #endif
