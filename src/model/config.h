@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 
 enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 8 };
 
@@ -39,6 +40,17 @@ typedef struct model_config {
 } model_config;
 
 bool config_parse(const json_t *root, const char *where, model_config *out, error *err);
-bool config_load(const char *directory, model_config *out, error *err);
+bool config_load(const char *directory, model_config *out, error *err); /* directory/config.json */
+
+/* The parsed file, for those who need more of it; *path receives its name for messages. NULL on failure; json_decref frees. */
+json_t *config_read(const char *directory, text *path, error *err);
+
+/* Keys of config.json that are in none of our lists, as "a, b, c" at the end of out (no change when there are none): they are
+ * reported, so that a key of a later model does not go unnoticed. Returns how many. */
+int config_unknown_keys(const json_t *root, text *out);
+
+/* Parameters of the architecture. total: every matrix and norm, the MTP layer included, the router's correction bias (a
+ * buffer in HF) not. active: the matrices one token is multiplied by, lm_head included; embedding rows, norms and the MTP layer not. */
+void config_parameters(const model_config *c, uint64_t *total, uint64_t *active);
 
 #endif

@@ -48,7 +48,7 @@ typedef struct mtp_weights {
     layer_weights layer;                   /* always full_index and sparse */
 } mtp_weights;
 
-/* One sentence about a difference between config.json's lists and what the headers say. */
+/* One sentence for the user, without a full stop. */
 typedef struct disagreement {
     char *text;
 } disagreement;
@@ -62,15 +62,18 @@ typedef struct model {
     const float *final_norm;    /* [hidden] */
     layer_weights *layers;      /* [config.layers] */
     mtp_weights mtp;            /* when config.has_mtp */
-    disagreement *disagreements;
+    disagreement *disagreements; /* differences between config.json and what the headers say */
     int disagreement_count;
-    int format_tensors[FORMAT_COUNT];      /* matrices found per format */
+    disagreement *notices;      /* other things found: tensors not read, keys not known */
+    int notice_count;
+    int format_tensors[FORMAT_COUNT];      /* matrices found per format; every expert of a stacked tensor counts */
     uint64_t format_bytes[FORMAT_COUNT];   /* their bytes, scales included */
     uint64_t parameters, active_parameters; /* total with the MTP layer; per token without it, lm_head included */
 } model;
 
-/* Opens a checkpoint directory. Every tensor the architecture needs must be there with its shape, and no tensor may be
- * left over (known harmless ones aside); the first few offenders are named. */
+/* Opens a checkpoint directory: config.json and the tensors. Every tensor the architecture needs must be there with its shape, and no tensor may be
+ * left over (known harmless ones aside); the first few offenders are named. Whether there is an MTP layer is decided by its
+ * tensors: config.has_mtp then says what was found. A caller who wants HF's epsilon sets config.latent_norm_eps afterwards. */
 model *model_open(const char *directory, error *err);
 void model_close(model *m);
 
