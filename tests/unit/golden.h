@@ -80,12 +80,39 @@ static inline float *rig_all_logits(rig *r, const int32_t *ids, int count, int c
 static inline void *golden_tensor(const checkpoint *c, const char *name, dtype type, const tensor **info)
 {
     const tensor *t = checkpoint_find(c, name);
+    if (info)
+        *info = t;
     if (!t)
         return NULL;
     assert_int_equal(t->type, type);
-    if (info)
-        *info = t;
     return mem_copy(t->data, t->bytes);
+}
+
+/* The reference run of one prompt. */
+typedef struct golden {
+    checkpoint *file;
+    int32_t *ids;
+    int count; /* tokens of the prompt */
+} golden;
+
+static inline golden golden_open(const char *set, const char *prompt)
+{
+    char path[512];
+    error err = {0};
+    snprintf(path, sizeof path, "%s/tests/fixtures/%s/%s.safetensors", SOURCE_DIR, set, prompt);
+    golden g = {.file = checkpoint_open(path, &err)};
+    if (!g.file)
+        fail_msg("%s", err.text);
+    const tensor *info = NULL;
+    g.ids = golden_tensor(g.file, "ids", DTYPE_I32, &info);
+    g.count = (int)info->shape[0];
+    return g;
+}
+
+static inline void golden_close(golden *g)
+{
+    free(g->ids);
+    checkpoint_close(g->file);
 }
 
 static inline int argmax(const float *v, int n)

@@ -16,37 +16,11 @@ static const float LOGIT_BOUND = 1e-3f;
  * position, and everything computed from there on may differ a little more. */
 static const float INDEX_GAP = 1e-4f;
 
-typedef struct golden {
-    checkpoint *file;
-    int32_t *ids;
-    int count; /* tokens of the prompt */
-} golden;
-
-static golden golden_open(const char *set, const char *prompt)
-{
-    char path[512];
-    error err = {0};
-    snprintf(path, sizeof path, "%s/tests/fixtures/%s/%s.safetensors", SOURCE_DIR, set, prompt);
-    golden g = {.file = checkpoint_open(path, &err)};
-    if (!g.file)
-        fail_msg("%s", err.text);
-    const tensor *info;
-    g.ids = golden_tensor(g.file, "ids", DTYPE_I32, &info);
-    g.count = (int)info->shape[0];
-    return g;
-}
-
-static void golden_close(golden *g)
-{
-    free(g->ids);
-    checkpoint_close(g->file);
-}
-
 /* Rows whose index lists are all clear of ties in HF's own scores; NULL tensor: prompts no longer than the list. */
 static bool *clear_rows(const golden *g)
 {
     bool *clear = mem_alloc((size_t)g->count, sizeof *clear);
-    const tensor *info;
+    const tensor *info = NULL;
     float *gap = golden_tensor(g->file, "index_gap_all", DTYPE_F32, &info);
     for (int row = 0; row < g->count; row++) {
         clear[row] = true;
@@ -122,28 +96,9 @@ static void keep_tap(void *context, const tap_value *v)
         memcpy(g->expert_weights + at, v->data, bytes);
 }
 
-/* Runs the prompt with taps; logits of every position. */
-static float *run_prompt(rig *r, const golden *g, gathered *taps)
-{
-    error err = {0};
-    size_t vocab = (size_t)r->model->config.vocab_size;
-    float *all = mem_alloc((size_t)g->count * vocab, sizeof *all);
-    r->forward->tap = keep_tap;
-    r->forward->tap_context = taps;
-    session_truncate(r->session, 0);
-    for (taps->row = 0; taps->row < g->count; taps->row = r->session->count) {
-        int n = g->count - taps->row < RIG_ROWS ? g->count - taps->row : RIG_ROWS;
-        if (!session_feed(r->session, g->ids + taps->row, n, &err))
-            fail_msg("%s", err.text);
-        memcpy(all + (size_t)taps->row * vocab, session_step_logits(r->session, 0, n), (size_t)n * vocab * sizeof *all);
-    }
-    r->forward->tap = NULL;
-    return all;
-}
-
 static void check_logits(const char *prompt, const golden *g, const float *all, int vocab, const bool *clear)
 {
-    const tensor *info;
+    const tensor *info = NULL;
     int32_t *top_ids = golden_tensor(g->file, "top_ids", DTYPE_I32, &info);
     float *top = golden_tensor(g->file, "top_logits", DTYPE_F32, NULL), *last = golden_tensor(g->file, "last_logits", DTYPE_F32, NULL);
     int per_row = (int)info->shape[1], rows = 0;
@@ -174,7 +129,7 @@ static void check_logits(const char *prompt, const golden *g, const float *all, 
 
 static void check_index_sets(const char *prompt, const golden *g, const gathered *taps)
 {
-    const tensor *info;
+    const tensor *info = NULL;
     int32_t *sets = golden_tensor(g->file, "index_sets", DTYPE_I32, &info);
     if (!sets)
         return;
@@ -202,7 +157,7 @@ static void check_index_sets(const char *prompt, const golden *g, const gathered
 /* Hidden states after the embedding and each layer, relative to the row's size; chosen experts and their weights. */
 static void check_hidden_and_routing(const golden *g, const gathered *taps)
 {
-    const tensor *info, *routed;
+    const tensor *info = NULL, *routed = NULL;
     float *rms = golden_tensor(g->file, "hidden_rms", DTYPE_F32, &info);
     if (!rms)
         return;
@@ -230,7 +185,7 @@ static void check_hidden_and_routing(const golden *g, const gathered *taps)
 static void check_greedy(const char *prompt, rig *r, const golden *g)
 {
     error err = {0};
-    const tensor *info;
+    const tensor *info = NULL;
     int32_t *want = golden_tensor(g->file, "greedy", DTYPE_I32, &info);
     float *margin = golden_tensor(g->file, "greedy_margin", DTYPE_F32, NULL);
     int vocab = r->model->config.vocab_size, n = (int)info->shape[0], equal = 0;
@@ -247,68 +202,118 @@ static void check_greedy(const char *prompt, rig *r, const golden *g)
     free(margin);
 }
 
-/* Three drafts from each of the last positions, the way a server makes them: verified rows extend the draft layer's cache, then the
- * chain runs on its own output. `suffix` selects the reference in which draft steps also see their own keys. */
-static void check_drafts(const char *prompt, rig *r, const golden *g, const char *suffix)
+/* The draft head's part of a reference. */
+typedef struct draft_golden {
+    int32_t *want;   /* [bases][drafts] */
+    float *margin;   /* [bases][drafts] top-1 minus top-2 */
+    int32_t *pos;    /* [bases] consecutive positions, the last ones of the prompt */
+    int bases, drafts;
+    bool *clear;     /* [tokens] see clear_rows */
+    int equal, ties; /* drafts that agreed; chains left because the reference itself is undecided */
+} draft_golden;
+
+static draft_golden draft_golden_open(const golden *g, const char *suffix)
 {
-    error err = {0};
-    const tensor *info;
+    const tensor *info = NULL;
     char name[64];
     snprintf(name, sizeof name, "mtp_draft%s", suffix);
-    int32_t *want = golden_tensor(g->file, name, DTYPE_I32, &info);
-    if (!want)
-        return;
+    draft_golden d = {.want = golden_tensor(g->file, name, DTYPE_I32, &info)};
+    if (!d.want)
+        return d;
     snprintf(name, sizeof name, "mtp_margin%s", suffix);
-    float *margin = golden_tensor(g->file, name, DTYPE_F32, NULL);
-    int32_t *pos = golden_tensor(g->file, "mtp_pos", DTYPE_I32, NULL), *greedy = golden_tensor(g->file, "greedy", DTYPE_I32, NULL);
-    bool *clear = clear_rows(g);
+    d.margin = golden_tensor(g->file, name, DTYPE_F32, NULL);
+    d.pos = golden_tensor(g->file, "mtp_pos", DTYPE_I32, NULL);
+    d.bases = (int)info->shape[0];
+    d.drafts = (int)info->shape[1];
+    d.clear = clear_rows(g);
+    return d;
+}
+
+static void draft_golden_close(draft_golden *d)
+{
+    free(d->want);
+    free(d->margin);
+    free(d->pos);
+    free(d->clear);
+}
+
+/* One chain of drafts from the row that was extended last. */
+static void check_chain(const char *prompt, rig *r, draft_golden *d, int position)
+{
+    int base = position - d->pos[0];
+    const int32_t *tables[1] = {r->session->page_table};
+    int32_t row = 0, token = 0, sequence = 0, at = position;
+    forward_draft_begin(r->forward, 1, &row);
+    for (int i = base * d->drafts; i < (base + 1) * d->drafts; i++) {
+        if (at > position) {
+            step more = {1, &token, &at, &sequence, tables, r->pages->memory, true};
+            forward_draft_next(r->forward, &more);
+        }
+        at++;
+        token = argmax(forward_logits(r->forward, 1, &row), r->model->config.vocab_size);
+        if (token != d->want[i] && (d->margin[i] < 1e-3f || !d->clear[position])) {
+            d->ties++;
+            return;
+        }
+        if (token != d->want[i])
+            fail_msg("%s: draft %d at position %d is %d, the reference has %d", prompt, i % d->drafts, position, token, d->want[i]);
+        d->equal++;
+    }
+}
+
+/* The draft layer over the rows the trunk has just computed, with the tokens that follow them. */
+static void extend_drafts(rig *r, const golden *g, int first, int n, int32_t after_prompt)
+{
+    const int32_t *tables[1] = {r->session->page_table};
+    int32_t next[RIG_ROWS], positions[RIG_ROWS], sequences[RIG_ROWS] = {0};
+    for (int i = 0; i < n; i++) {
+        next[i] = first + i + 1 < g->count ? g->ids[first + i + 1] : after_prompt;
+        positions[i] = first + i;
+    }
+    step s = {n, next, positions, sequences, tables, r->pages->memory, true};
+    forward_draft_extend(r->forward, &s, r->forward->a.hidden);
+}
+
+/* Runs the prompt once, the way a server does: trunk, then the draft layer over the same rows, and at the last positions chains of
+ * drafts. Whole chunks first, one row at a time where drafts are checked. Returns the logits of every position.
+ * suffix "_ownkeys" selects the reference in which draft steps also see their own keys, as in models without index sharing. */
+static float *run_prompt(const char *prompt, rig *r, const golden *g, gathered *taps, const char *suffix)
+{
+    error err = {0};
+    size_t vocab = (size_t)r->model->config.vocab_size;
+    float *all = mem_alloc((size_t)g->count * vocab, sizeof *all);
+    int32_t *greedy = golden_tensor(g->file, "greedy", DTYPE_I32, NULL);
+    draft_golden d = draft_golden_open(g, suffix);
     r->model->config.share_index_in_drafts = suffix[0] == '\0';
     session_truncate(r->session, 0);
-    int vocab = r->model->config.vocab_size, bases = (int)info->shape[0], drafts = (int)info->shape[1], equal = 0, ties = 0, base = 0;
-    const int32_t *tables[1] = {r->session->page_table};
     while (r->session->count < g->count) {
-        /* one row at a time where drafts are checked, whole chunks before */
-        int first = r->session->count, n = first < pos[0] ? pos[0] - first : 1;
+        int first = r->session->count, n = first < d.pos[0] ? d.pos[0] - first : 1;
         n = n < RIG_ROWS ? n : RIG_ROWS;
-        assert_true(session_feed(r->session, g->ids + first, n, &err));
-        int32_t next[RIG_ROWS], positions[RIG_ROWS], sequences[RIG_ROWS] = {0};
-        for (int i = 0; i < n; i++) {
-            next[i] = first + i + 1 < g->count ? g->ids[first + i + 1] : greedy[0];
-            positions[i] = first + i;
-        }
-        step s = {n, next, positions, sequences, tables, r->pages->memory, true};
-        forward_draft_extend(r->forward, &s, r->forward->a.hidden);
-        if (first < pos[0])
-            continue;
-        int32_t row = 0, token = 0, at = first;
-        forward_draft_begin(r->forward, 1, &row);
-        for (int d = 0; d < drafts; d++) {
-            if (d > 0) {
-                at++;
-                step more = {1, &token, &at, sequences, tables, r->pages->memory, true};
-                forward_draft_next(r->forward, &more);
-            }
-            token = argmax(forward_logits(r->forward, 1, &row), vocab);
-            int32_t expected = want[base * drafts + d];
-            if (token != expected && (margin[base * drafts + d] < 1e-3f || !clear[first])) {
-                ties++;
-                break;
-            }
-            if (token != expected)
-                fail_msg("%s: draft %d at position %d is %d, the reference has %d", prompt, d, first, token, expected);
-            equal++;
-        }
-        base++;
+        taps->row = first;
+        r->forward->tap = keep_tap;
+        r->forward->tap_context = taps;
+        if (!session_feed(r->session, g->ids + first, n, &err))
+            fail_msg("%s", err.text);
+        r->forward->tap = NULL;
+        memcpy(all + (size_t)first * vocab, session_step_logits(r->session, 0, n), (size_t)n * vocab * sizeof *all);
+        extend_drafts(r, g, first, n, greedy[0]);
+        if (first >= d.pos[0])
+            check_chain(prompt, r, &d, first);
     }
-    assert_int_equal(base, bases);
-    printf("  %-9s %d drafts%s equal, %d chains left at a tie\n", prompt, equal, suffix, ties);
-    assert_true(ties <= bases / 4);
+    printf("  %-9s %d of %d drafts%s equal, %d chains left at a tie\n", prompt, d.equal, d.bases * d.drafts, suffix, d.ties);
+    assert_true(d.ties <= d.bases / 4);
     r->model->config.share_index_in_drafts = true;
-    free(want);
-    free(margin);
-    free(pos);
+    draft_golden_close(&d);
     free(greedy);
-    free(clear);
+    return all;
+}
+
+/* The draft steps have overwritten the activations: the last position again, for its logits. */
+static void restore_last_step(rig *r, const golden *g)
+{
+    error err = {0};
+    session_truncate(r->session, g->count - 1);
+    assert_true(session_feed(r->session, g->ids + g->count - 1, 1, &err));
 }
 
 static void check_set(const char *directory, const char *set)
@@ -318,13 +323,14 @@ static void check_set(const char *directory, const char *set)
         golden g = golden_open(set, PROMPTS[i]);
         gathered taps = gathered_new(&r.model->config, g.count);
         bool *clear = clear_rows(&g);
-        float *all = run_prompt(&r, &g, &taps);
+        if (checkpoint_find(g.file, "mtp_draft_ownkeys"))
+            free(run_prompt(PROMPTS[i], &r, &g, &taps, "_ownkeys"));
+        float *all = run_prompt(PROMPTS[i], &r, &g, &taps, "");
         check_logits(PROMPTS[i], &g, all, r.model->config.vocab_size, clear);
         check_index_sets(PROMPTS[i], &g, &taps);
         check_hidden_and_routing(&g, &taps);
+        restore_last_step(&r, &g);
         check_greedy(PROMPTS[i], &r, &g);
-        check_drafts(PROMPTS[i], &r, &g, "");
-        check_drafts(PROMPTS[i], &r, &g, "_ownkeys");
         free(all);
         free(clear);
         gathered_free(&taps);

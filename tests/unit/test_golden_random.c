@@ -28,13 +28,13 @@ static void test_logits_equal_hf(void **state)
         snprintf(path, sizeof path, "%s/tests/fixtures/random/%s", SOURCE_DIR, MODELS[i]);
         rig r = rig_open(path, KV_F32, 2, 64);
         snprintf(path, sizeof path, "%s/tests/fixtures/random/%s/golden.safetensors", SOURCE_DIR, MODELS[i]);
-        checkpoint *golden = checkpoint_open(path, &err);
-        assert_non_null(golden);
-        const tensor *info;
-        int32_t *ids = golden_tensor(golden, "ids", DTYPE_I32, &info);
+        checkpoint *file = checkpoint_open(path, &err);
+        assert_non_null(file);
+        const tensor *info = NULL;
+        int32_t *ids = golden_tensor(file, "ids", DTYPE_I32, &info);
         int count = (int)info->shape[0], vocab = r.model->config.vocab_size;
-        float *prefill = golden_tensor(golden, "prefill_logits", DTYPE_F32, NULL);
-        float *decode = golden_tensor(golden, "decode_logits", DTYPE_F32, NULL);
+        float *prefill = golden_tensor(file, "prefill_logits", DTYPE_F32, NULL);
+        float *decode = golden_tensor(file, "decode_logits", DTYPE_F32, NULL);
         float *once = rig_all_logits(&r, ids, count, count);
         compare(MODELS[i], once, prefill, count, vocab);
         for (int chunk = 1; chunk <= 7; chunk += 3) {
@@ -47,7 +47,7 @@ static void test_logits_equal_hf(void **state)
         free(decode);
         free(prefill);
         free(ids);
-        checkpoint_close(golden);
+        checkpoint_close(file);
         rig_close(&r);
     }
 }
