@@ -78,6 +78,12 @@ static void bf16_encode_rows(const float *values, int64_t rows, int64_t cols, fl
 
 /* ---- fp8_block ---- */
 
+static inline void fp8_decode_piece(const uint8_t *restrict codes, int64_t count, float scale, float *restrict out)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = e4m3_values[codes[i]] * scale;
+}
+
 static void fp8_block_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
 {
     const uint8_t *codes = m->data + row * m->cols;
@@ -85,9 +91,9 @@ static void fp8_block_decode_row(const matrix *m, int64_t row, int64_t first_col
     int64_t end = first_col + count;
     for (int64_t col = first_col; col < end;) {
         int64_t block = col / FP8_BLOCK, stop = least(end, (block + 1) * FP8_BLOCK);
-        float scale = load_f32(scales + block * 4);
-        for (; col < stop; col++)
-            *out++ = e4m3_values[codes[col]] * scale;
+        fp8_decode_piece(codes + col, stop - col, load_f32(scales + block * 4), out);
+        out += stop - col;
+        col = stop;
     }
 }
 
@@ -130,31 +136,36 @@ static const float e2m1_pairs[256][2] = {
     PAIRS(0.0f), PAIRS(0.5f), PAIRS(1.0f), PAIRS(1.5f), PAIRS(2.0f), PAIRS(3.0f), PAIRS(4.0f), PAIRS(6.0f),
     PAIRS(-0.0f), PAIRS(-0.5f), PAIRS(-1.0f), PAIRS(-1.5f), PAIRS(-2.0f), PAIRS(-3.0f), PAIRS(-4.0f), PAIRS(-6.0f)};
 
-/* Columns first .. stop-1 of a packed row, all of one block: (code * scale) * outer. MXFP4 passes outer = 1, which the
+/* A whole block: `block` is a constant where this is inlined. (code * scale) * outer; MXFP4 passes outer = 1, which the
  * compiler removes. */
-static inline void fp4_decode_piece(const uint8_t *codes, int64_t first, int64_t stop, float scale, float outer, float *out)
+static inline void fp4_decode_block(const uint8_t *restrict codes, int block, float scale, float outer, float *restrict out)
 {
-    int64_t col = first;
-    if (col % 2 != 0)
-        *out++ = e2m1_pairs[codes[col++ / 2]][1] * scale * outer;
-    for (; col + 2 <= stop; col += 2, out += 2) {
-        const float *pair = e2m1_pairs[codes[col / 2]];
-        out[0] = pair[0] * scale * outer;
-        out[1] = pair[1] * scale * outer;
+    for (int i = 0; i < block / 2; i++) {
+        const float *pair = e2m1_pairs[codes[i]];
+        out[2 * i] = pair[0] * scale * outer;
+        out[2 * i + 1] = pair[1] * scale * outer;
     }
-    if (col < stop)
-        *out = e2m1_pairs[codes[col / 2]][0] * scale * outer;
+}
+
+/* Columns first .. stop-1 of a packed row, all of one block; most often they are the whole block. */
+static inline void fp4_decode_piece(const uint8_t *codes, int64_t first, int64_t stop, int block, float scale, float outer, float *out)
+{
+    if (stop - first == block) {
+        fp4_decode_block(codes + first / 2, block, scale, outer, out);
+        return;
+    }
+    for (int64_t col = first; col < stop; col++)
+        *out++ = e2m1_pairs[codes[col / 2]][col % 2] * scale * outer;
 }
 
 static void mxfp4_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
 {
     const uint8_t *codes = m->data + row * (m->cols / 2), *scales = m->scales + row * (m->cols / MXFP4_BLOCK);
     int64_t end = first_col + count;
-    for (int64_t col = first_col; col < end;) {
-        int64_t block = col / MXFP4_BLOCK, stop = least(end, (block + 1) * MXFP4_BLOCK);
-        fp4_decode_piece(codes, col, stop, e8m0_decode(scales[block]), 1.0f, out);
-        out += stop - col;
-        col = stop;
+    for (int64_t col = first_col, stop; col < end; out += stop - col, col = stop) {
+        int64_t block = col / MXFP4_BLOCK;
+        stop = least(end, (block + 1) * MXFP4_BLOCK);
+        fp4_decode_piece(codes, col, stop, MXFP4_BLOCK, e8m0_decode(scales[block]), 1.0f, out);
     }
 }
 
@@ -162,11 +173,10 @@ static void nvfp4_decode_row(const matrix *m, int64_t row, int64_t first_col, in
 {
     const uint8_t *codes = m->data + row * (m->cols / 2), *scales = m->scales + row * (m->cols / NVFP4_BLOCK);
     int64_t end = first_col + count;
-    for (int64_t col = first_col; col < end;) {
-        int64_t block = col / NVFP4_BLOCK, stop = least(end, (block + 1) * NVFP4_BLOCK);
-        fp4_decode_piece(codes, col, stop, e4m3_values[scales[block]], m->scale, out);
-        out += stop - col;
-        col = stop;
+    for (int64_t col = first_col, stop; col < end; out += stop - col, col = stop) {
+        int64_t block = col / NVFP4_BLOCK;
+        stop = least(end, (block + 1) * NVFP4_BLOCK);
+        fp4_decode_piece(codes, col, stop, NVFP4_BLOCK, e4m3_values[scales[block]], m->scale, out);
     }
 }
 
