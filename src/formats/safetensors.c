@@ -215,8 +215,8 @@ static bool open_shards(checkpoint *c, const char *directory, const char *where,
     for (size_t i = 0; ok && i < count; i++) {
         path_join(&path, directory, names[i]);
         ok = file_exists(path.data) ? checkpoint_add_file(c, path.data, err)
-                                    : error_set(err, ERROR_INPUT, "%s: shard %s is missing; expected it beside the index (%zu shards are "
-                                                "named); fetch it again", where, names[i], count);
+                                    : error_set(err, ERROR_INPUT, "%s: shard %s is missing; expected it beside the index (%zu "
+                                                "shards are named); fetch it again", where, names[i], count);
     }
     text_free(&path);
     return ok;

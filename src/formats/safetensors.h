@@ -65,10 +65,13 @@ checkpoint *checkpoint_from_memory(const uint8_t *bytes, size_t count, const cha
 typedef struct safetensors_writer safetensors_writer;
 
 safetensors_writer *safetensors_writer_open(const char *path, error *err);
+/* Before the first data. What is wrong with it (late, not UTF-8) is reported by the next declare, data or commit. */
 void safetensors_writer_metadata(safetensors_writer *w, const char *key, const char *value);
+/* Refuses a name given before, and sizes that a reader would refuse. */
 bool safetensors_writer_declare(safetensors_writer *w, const char *name, dtype type, int rank, const int64_t *shape, error *err);
+/* Refuses more bytes than were declared. */
 bool safetensors_writer_data(safetensors_writer *w, const void *bytes, size_t count, error *err);
-bool safetensors_writer_commit(safetensors_writer *w, error *err); /* checks that every byte was given; frees w */
+bool safetensors_writer_commit(safetensors_writer *w, error *err); /* checks that every byte was given; frees w in any case */
 void safetensors_writer_abandon(safetensors_writer *w);
 
 #endif

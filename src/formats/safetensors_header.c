@@ -167,13 +167,14 @@ static bool layout_check(const char *where, const entry *entries, size_t count, 
         const entry *e = &entries[i];
         if (e->end > data_bytes)
             return tensor_error(where, e->tensor.name, err, "ends at byte %" PRIu64 " of the data, but the file has only %" PRIu64
-                                " bytes of data; is the file cut short? Compare its size with the source and copy it again", e->end, data_bytes);
+                                " bytes of data; is the file cut short? Compare its size with the source and copy it again", e->end,
+                                data_bytes);
         if (e->begin > position)
             return tensor_error(where, e->tensor.name, err, "begins at byte %" PRIu64 " of the data, expected %" PRIu64
                                 ": the bytes between belong to no tensor", e->begin, position);
         if (e->begin < position)
-            return tensor_error(where, e->tensor.name, err, "begins at byte %" PRIu64 " of the data and overlaps tensor \"%s\", which ends at "
-                                "%" PRIu64, e->begin, safetensors_name_text(entries[i - 1].tensor.name, shown), position);
+            return tensor_error(where, e->tensor.name, err, "begins at byte %" PRIu64 " of the data and overlaps tensor \"%s\", which "
+                                "ends at %" PRIu64, e->begin, safetensors_name_text(entries[i - 1].tensor.name, shown), position);
         position = e->end;
     }
     if (position != data_bytes)

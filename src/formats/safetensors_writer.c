@@ -19,7 +19,6 @@ struct safetensors_writer {
     char **names;      /* [count], in the order of declaration */
     uint64_t *ends;    /* [count], where each tensor's data ends */
     size_t count, capacity;
-    size_t current;    /* the tensor the next byte belongs to (empty ones are passed at once) */
     uint64_t given;    /* bytes of data so far */
     bool header_written;
     error failure;     /* of safetensors_writer_metadata, reported by the next call; code 0: none */
@@ -162,8 +161,6 @@ bool safetensors_writer_data(safetensors_writer *w, const void *bytes, size_t co
     if (!file_writer_add(w->file, bytes, count, err))
         return false;
     w->given += count;
-    while (w->current < w->count && w->ends[w->current] <= w->given)
-        w->current++;
     return true;
 }
 
@@ -172,9 +169,11 @@ static bool all_given(const safetensors_writer *w, error *err)
     char shown[SAFETENSORS_NAME_TEXT];
     if (w->given == writer_total(w))
         return true;
+    size_t first = 0; /* tensor that is not complete */
+    while (w->ends[first] <= w->given)
+        first++;
     return error_set(err, ERROR_RUNTIME, "%s: tensor \"%s\" lacks %" PRIu64 " bytes: %" PRIu64 " of %" PRIu64 " bytes of data were given",
-                     w->path, safetensors_name_text(w->names[w->current], shown), w->ends[w->current] - w->given, w->given,
-                     writer_total(w));
+                     w->path, safetensors_name_text(w->names[first], shown), w->ends[first] - w->given, w->given, writer_total(w));
 }
 
 bool safetensors_writer_commit(safetensors_writer *w, error *err)

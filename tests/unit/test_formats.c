@@ -304,7 +304,7 @@ static void check_decode(format_id id, int64_t rows, int64_t cols, uint64_t seed
 {
     owned_matrix o = matrix_make(id, rows, cols);
     matrix_fill_random(&o, seed);
-    o.m.scale = id == FORMAT_NVFP4 ? 0.0123f : 1.0f;
+    o.m.scale = id == FORMAT_NVFP4 ? 0x1.930be3p-7f : 1.0f; /* 24 significant bits, so that the order of products shows */
     for (int64_t row = 0; row < rows; row++)
         check_range(&o.m, row, 0, cols);
     for (uint64_t i = 0; i < 400; i++) {
@@ -431,11 +431,24 @@ static float maker_outliers(uint64_t seed, uint64_t i)
     return random_weight(seed, i) * (random_word(seed, i, 2) % 16 ? 1e-3f : 1.0f) * scale;
 }
 
+/* Largest values of 16 within a step of a tie between two e4m3 scales, for this tensor scale: the order of divisions shows. */
+static const float tie_tensor_scale = 0x1.1a2b3dp-12f;
+
+static float maker_scale_ties(uint64_t seed, uint64_t i)
+{
+    uint64_t block = i / 16;
+    if (i % 16 != random_word(seed, block, 0) % 16)
+        return 0.0f;
+    uint8_t code = (uint8_t)(8 + random_word(seed, block, 1) % 118);
+    float amax = (e4m3_decode(code) + e4m3_decode((uint8_t)(code + 1))) / 2.0f * 6.0f * tie_tensor_scale;
+    return float_of_bits(float_bits(amax) + (uint32_t)(random_word(seed, block, 2) % 5) - 2u);
+}
+
 static void test_encode(void **state)
 {
     (void)state;
     static const value_maker makers[] = {random_weight, maker_zero, maker_any_finite, maker_denormal, maker_smallest, maker_huge,
-                                         maker_ties, maker_outliers};
+                                         maker_ties, maker_outliers, maker_scale_ties};
     static const int64_t fp8_shapes[][2] = {{1, 1}, {3, 200}, {128, 128}, {129, 257}, {200, 100}};
     float *values = mem_alloc(129 * 257, sizeof *values);
     for (size_t k = 0; k < sizeof makers / sizeof *makers; k++) {
@@ -444,6 +457,7 @@ static void test_encode(void **state)
         check_encode_matrix(FORMAT_MXFP4, 9, 320, values, 1.0f);
         check_encode_matrix(FORMAT_NVFP4, 9, 304, values, 0.5f / (6 * 448));
         check_encode_matrix(FORMAT_NVFP4, 9, 304, values, 1.0f);
+        check_encode_matrix(FORMAT_NVFP4, 64, 304, values, tie_tensor_scale);
         for (size_t i = 0; i < sizeof fp8_shapes / sizeof *fp8_shapes; i++)
             check_encode_matrix(FORMAT_FP8_BLOCK, fp8_shapes[i][0], fp8_shapes[i][1], values, 1.0f);
     }

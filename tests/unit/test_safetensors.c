@@ -594,6 +594,17 @@ static void test_writer_refuses_byte_counts(void **state)
     check_failed(safetensors_writer_commit(w, &err), &err, "tensor \"b\" lacks 1 bytes: 7 of 8");
 
     w = writer_in(&s, "out.safetensors");
+    assert_true(safetensors_writer_declare(w, "none", DTYPE_U8, 1, (int64_t[]){0}, &err));
+    assert_true(safetensors_writer_declare(w, "a", DTYPE_U8, 1, (int64_t[]){4}, &err));
+    check_failed(safetensors_writer_commit(w, &err), &err, "tensor \"a\" lacks 4 bytes: 0 of 4");
+
+    w = writer_in(&s, "out.safetensors");
+    assert_true(safetensors_writer_declare(w, "a", DTYPE_U8, 1, (int64_t[]){4}, &err));
+    assert_true(safetensors_writer_declare(w, "b", DTYPE_U8, 1, (int64_t[]){4}, &err));
+    assert_true(safetensors_writer_data(w, "1234", 4, &err));
+    check_failed(safetensors_writer_commit(w, &err), &err, "tensor \"b\" lacks 4 bytes: 4 of 8");
+
+    w = writer_in(&s, "out.safetensors");
     check_failed(safetensors_writer_data(w, "1", 1, &err), &err, "only 0 left of 0");
     safetensors_writer_metadata(w, "late", "value");
     check_failed(safetensors_writer_commit(w, &err), &err, "\"late\" was given after");
