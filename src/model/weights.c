@@ -37,13 +37,16 @@ enum { HARMLESS_COUNT = sizeof harmless / sizeof *harmless };
 
 void sentence_add(disagreement **list, int *count, const char *pattern, ...)
 {
-    char buffer[1024];
-    va_list args;
+    va_list args, again;
     va_start(args, pattern);
-    vsnprintf(buffer, sizeof buffer, pattern, args);
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, pattern, args);
+    char *sentence = mem_alloc((size_t)(length > 0 ? length : 0) + 1, 1);
+    vsnprintf(sentence, (size_t)(length > 0 ? length : 0) + 1, pattern, again);
     va_end(args);
+    va_end(again);
     *list = mem_grow(*list, (size_t)*count + 1, sizeof **list);
-    (*list)[(*count)++].text = mem_copy(buffer, strlen(buffer));
+    (*list)[(*count)++].text = sentence;
 }
 
 static void names_add(text *list, int count, const char *name)
