@@ -164,16 +164,27 @@ static bool load_separate_experts(loader *l, const char *prefix, mlp_weights *ex
     return ok;
 }
 
-static bool load_experts(loader *l, const char *layer_prefix, layer_weights *w)
+/* Whether a tensor prefix + tail exists. */
+static bool has_tensor(loader *l, const char *prefix, const char *tail)
+{
+    int64_t index;
+    text_clear(&l->name);
+    text_add_format(&l->name, "%s%s", prefix, tail);
+    return map_get(&l->names, view_of(l->name.data), &index);
+}
+
+static bool load_experts(loader *l, const char *layer, layer_weights *w)
 {
     text prefix = {0};
-    text_add_format(&prefix, "%smlp.experts.", layer_prefix);
-    size_t length = prefix.length;
-    text_add_text(&prefix, "gate_up_proj");
-    bool is_stacked = load_find(l, prefix.data) != NULL;
-    prefix.data[length] = '\0';
-    w->experts = arena_alloc(&l->m->memory, (size_t)l->dims[DIM_EXPERTS], sizeof *w->experts);
-    bool ok = is_stacked ? load_stacked_experts(l, prefix.data, w->experts) : load_separate_experts(l, prefix.data, w->experts);
+    text_add_format(&prefix, "%smlp.experts.", layer);
+    bool ok = true, is_stacked = has_tensor(l, prefix.data, "gate_up_proj");
+    if (!is_stacked && !w->router.format && !has_tensor(l, prefix.data, "0.gate_proj.weight")) {
+        load_missing(l, l->name.data); /* their number is only a claim: allocate nothing for it */
+        l->missing_count += 3 * (int)l->dims[DIM_EXPERTS] - 1;
+    } else {
+        w->experts = arena_alloc(&l->m->memory, (size_t)l->dims[DIM_EXPERTS], sizeof *w->experts);
+        ok = is_stacked ? load_stacked_experts(l, prefix.data, w->experts) : load_separate_experts(l, prefix.data, w->experts);
+    }
     text_free(&prefix);
     return ok;
 }
@@ -186,12 +197,8 @@ static bool load_layer(loader *l, const char *prefix, bool full, bool sparse, la
         return false;
     if (!sparse)
         return load_table(l, &tensors_dense, prefix, w);
-    if (!load_table(l, &tensors_sparse, prefix, w) || (l->m->config.shared_experts && !load_table(l, &tensors_shared, prefix, w)))
-        return false;
-    if (w->router.format)
-        return load_experts(l, prefix, w);
-    l->missing_count += (int)l->dims[DIM_EXPERTS] * 3; /* without a router the number of experts is only a claim: allocate nothing */
-    return true;
+    return load_table(l, &tensors_sparse, prefix, w) && (l->m->config.shared_experts == 0 || load_table(l, &tensors_shared, prefix, w)) &&
+           load_experts(l, prefix, w);
 }
 
 static const char *layer_prefix(text *buffer, int layer)

@@ -337,8 +337,8 @@ static void shapes_sentence(report *r, const shape_list *s, int entries, const c
         text_add_format(&list, s->items[i].count > 1 ? "%s%s (%d entries)" : "%s%s", i ? ", " : "", s->items[i].shape, s->items[i].count);
     if (s->count > SHOWN)
         text_add_format(&list, " and %zu other forms", s->count - SHOWN);
-    sentence_add(&r->l->m->disagreements, &r->l->m->disagreement_count, "%d %s of config.json's list \"%s\" %s: %s", entries,
-                 entries == 1 ? "entry" : "entries", r->claims.list_key, what, list.data);
+    sentence_add(&r->l->m->disagreements, &r->l->m->disagreement_count, "config.json's list \"%s\" has %d %s that %s: %s",
+                 r->claims.list_key, entries, entries == 1 ? "entry" : "entries", what, list.data);
     text_free(&list);
 }
 
@@ -357,7 +357,7 @@ static void report_entries(report *r, bool unreadable)
         entries++;
     }
     if (entries)
-        shapes_sentence(r, &shapes, entries, unreadable ? "could not be compared (pattern not understood)" : "match no tensor");
+        shapes_sentence(r, &shapes, entries, unreadable ? "could not be compared (pattern not understood)" : "no tensor matches");
     for (size_t i = 0; i < shapes.count; i++)
         if (!unreadable && names_draft(shapes.items[i].shape))
             text_add_format(&r->draft_entries, "%s%s", r->draft_entries.length ? ", " : "", shapes.items[i].shape);
