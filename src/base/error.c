@@ -5,17 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
+
 /* Removes a UTF-8 character that vsnprintf cut in the middle. */
-static void drop_partial_character(char *text, size_t capacity)
+static void drop_partial_character(char *sentence)
 {
-    size_t n = strlen(text);
-    if (n + 1 < capacity)
-        return;
-    while (n > 0 && ((unsigned char)text[n - 1] & 0xC0) == 0x80)
-        n--;
-    if (n > 0 && ((unsigned char)text[n - 1] & 0x80))
-        n--;
-    text[n] = '\0';
+    size_t n = strlen(sentence);
+    sentence[n - utf8_incomplete_tail(sentence, n)] = '\0';
 }
 
 bool error_set(error *err, error_code code, const char *format, ...)
@@ -27,7 +23,7 @@ bool error_set(error *err, error_code code, const char *format, ...)
     err->code = code;
     vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
-    drop_partial_character(err->text, sizeof err->text);
+    drop_partial_character(err->text);
     return false;
 }
 
@@ -36,19 +32,19 @@ bool error_set_errno(error *err, error_code code, const char *format, ...)
     int saved = errno;
     if (!err)
         return false;
-    char text[sizeof err->text];
+    char sentence[sizeof err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
-    return error_set(err, code, "%s: %s", text, strerror(saved));
+    return error_set(err, code, "%s: %s", sentence, strerror(saved));
 }
 
 bool error_add(error *err, const char *format, ...)
 {
     if (!err)
         return false;
-    char context[256], old[sizeof err->text];
+    char context[sizeof err->text], old[sizeof err->text];
     va_list args;
     va_start(args, format);
     vsnprintf(context, sizeof context, format, args);

@@ -33,6 +33,28 @@ static void test_error_text_is_cut_at_a_character(void **state)
     assert_true(text_starts_with(err.text, "shard 3: "));
 }
 
+/* A long context, of two-byte characters at every offset, stays valid and whole. */
+static void test_error_context_is_kept_whole(void **state)
+{
+    (void)state;
+    error err;
+    for (size_t shift = 0; shift < 2; shift++) {
+        char path[401] = "/";
+        for (size_t i = shift; i + 2 < sizeof path; i += 2)
+            memcpy(path + i, "\xC3\xA9", 3);
+        error_set(&err, ERROR_INPUT, "broken");
+        assert_false(error_add(&err, "while opening %s", path));
+        assert_true(utf8_valid(err.text, strlen(err.text)));
+        assert_true(text_ends_with(err.text, ": broken"));
+        assert_non_null(strstr(err.text, path));
+    }
+    char fits[sizeof err.text];
+    memset(fits, 'x', sizeof fits);
+    memcpy(fits + sizeof fits - 3, "\xC3\xA9", 3);
+    error_set(&err, ERROR_INPUT, "%s", fits);
+    assert_string_equal(err.text, fits);
+}
+
 static void test_utf8(void **state)
 {
     (void)state;
@@ -200,6 +222,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error_text_is_cut_at_a_character),
+        cmocka_unit_test(test_error_context_is_kept_whole),
         cmocka_unit_test(test_utf8),
         cmocka_unit_test(test_map),
         cmocka_unit_test(test_sha256),
