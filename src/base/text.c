@@ -53,19 +53,25 @@ void text_add_char(text *t, char c)
     text_add(t, &c, 1);
 }
 
-void text_add_format(text *t, const char *format, ...)
+void text_add_arguments(text *t, const char *format, va_list args)
 {
-    va_list args, again;
-    va_start(args, format);
+    va_list again;
     va_copy(again, args);
     int needed = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (needed > 0) {
+    if (needed >= 0) {
         text_reserve(t, (size_t)needed);
         vsnprintf(t->data + t->length, (size_t)needed + 1, format, again);
         t->length += (size_t)needed;
     }
     va_end(again);
+}
+
+void text_add_format(text *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    text_add_arguments(t, format, args);
+    va_end(args);
 }
 
 void text_add_utf8(text *t, uint32_t c)

@@ -2,6 +2,7 @@
 #ifndef BASE_TEXT_H
 #define BASE_TEXT_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@ void text_add(text *t, const void *bytes, size_t count);
 void text_add_text(text *t, const char *terminated);
 void text_add_char(text *t, char c);
 void text_add_format(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void text_add_arguments(text *t, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
 void text_add_utf8(text *t, uint32_t code_point);
 void text_clear(text *t); /* keeps the capacity */
 void text_free(text *t);

@@ -55,6 +55,16 @@ static void test_error_context_is_kept_whole(void **state)
     assert_string_equal(err.text, fits);
 }
 
+static void test_text_is_terminated_by_any_addition(void **state)
+{
+    (void)state;
+    text t = {0};
+    text_add_format(&t, "%s", "");
+    assert_non_null(t.data);
+    assert_string_equal(t.data, "");
+    text_free(&t);
+}
+
 static void test_utf8(void **state)
 {
     (void)state;
@@ -223,6 +233,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error_text_is_cut_at_a_character),
         cmocka_unit_test(test_error_context_is_kept_whole),
+        cmocka_unit_test(test_text_is_terminated_by_any_addition),
         cmocka_unit_test(test_utf8),
         cmocka_unit_test(test_map),
         cmocka_unit_test(test_sha256),
