@@ -1,5 +1,7 @@
 #include "base/json.h"
 
+#include <string.h>
+
 #include "base/file.h"
 #include "base/text.h"
 
@@ -91,6 +93,10 @@ bool json_get_string(json_source s, const char *key, const char **out, error *er
     const json_t *v = json_object_get(s.object, key);
     if (!json_is_string(v))
         return wrong_type(s, key, "a string", err);
+    size_t length = strlen(json_string_value(v));
+    if (length != json_string_length(v))
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be a string without NUL characters, found one after %zu bytes",
+                         s.where, key, length);
     *out = json_string_value(v);
     return true;
 }

@@ -28,7 +28,7 @@ bool json_has(json_source s, const char *key); /* present and not null */
 bool json_get_int(json_source s, const char *key, int64_t least, int64_t most, int64_t *out, error *err);
 bool json_get_number(json_source s, const char *key, double least, double most, double *out, error *err);
 bool json_get_bool(json_source s, const char *key, bool *out, error *err);
-bool json_get_string(json_source s, const char *key, const char **out, error *err);
+bool json_get_string(json_source s, const char *key, const char **out, error *err); /* without NUL characters */
 
 /* As above, but a missing or null key leaves *out as it is. */
 bool json_get_int_or(json_source s, const char *key, int64_t least, int64_t most, int64_t *out, error *err);

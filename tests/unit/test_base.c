@@ -218,6 +218,14 @@ static void test_json_is_strict(void **state)
     assert_false(json_get_int(s, "z", 0, 4, &n, &err));
     assert_true(json_get_int_or(s, "z", 0, 4, &n, &err));
     json_decref(root);
+    /* A C string would end at the NUL and compare equal to "x". */
+    const char *string = NULL;
+    static const char nul[] = "{\"s\": \"x\\u0000y\"}";
+    root = json_parse(nul, strlen(nul), "c.json", &err);
+    assert_non_null(root);
+    assert_false(json_get_string((json_source){root, "c.json"}, "s", &string, &err));
+    assert_string_equal(err.text, "c.json: key \"s\" must be a string without NUL characters, found one after 1 bytes");
+    json_decref(root);
 }
 
 static void test_distance(void **state)
