@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 static log_level level_now = LOG_NORMAL;
 
@@ -15,11 +16,15 @@ void log_set_level(log_level level)
     level_now = level;
 }
 
+/* One write for the whole line: standard error is not buffered, and threads and ranks share it. */
 static void print_line(const char *prefix, const char *format, va_list args)
 {
-    fputs(prefix, stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    text line = {0};
+    text_add_text(&line, prefix);
+    text_add_arguments(&line, format, args);
+    text_add_char(&line, '\n');
+    fwrite(line.data, 1, line.length, stderr);
+    text_free(&line);
 }
 
 void log_info(const char *format, ...)

@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/map.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -228,6 +229,42 @@ static void test_json_is_strict(void **state)
     json_decref(root);
 }
 
+static void log_task(void *context, int index, int worker)
+{
+    (void)context;
+    (void)worker;
+    log_warning("line %d of this text", index);
+}
+
+/* Lines of several threads do not mix. */
+static void test_log_lines_stay_whole(void **state)
+{
+    (void)state;
+    enum { LINES = 4000 };
+    error err;
+    char path[] = "/tmp/drawbridge-log-XXXXXX";
+    int fd = mkstemp(path), saved = dup(STDERR_FILENO);
+    assert_true(fd >= 0 && saved >= 0);
+    pool *p = pool_create(4, &err);
+    dup2(fd, STDERR_FILENO);
+    pool_run(p, LINES, log_task, NULL);
+    dup2(saved, STDERR_FILENO);
+    pool_destroy(p);
+    close(saved);
+    close(fd);
+    text got = {0};
+    assert_true(file_read(path, 1 << 20, &got, &err));
+    unlink(path);
+    int lines = 0, index, length;
+    for (const char *s = got.data; *s; s += length + 1, lines++) {
+        length = 0;
+        assert_int_equal(sscanf(s, "warning: line %d of this text%n", &index, &length), 1);
+        assert_true(length > 0 && s[length] == '\n');
+    }
+    assert_int_equal(lines, LINES);
+    text_free(&got);
+}
+
 static void test_distance(void **state)
 {
     (void)state;
@@ -249,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_pool_runs_every_index_once),
         cmocka_unit_test(test_file_writer_is_all_or_nothing),
         cmocka_unit_test(test_json_is_strict),
+        cmocka_unit_test(test_log_lines_stay_whole),
         cmocka_unit_test(test_distance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
