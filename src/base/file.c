@@ -190,11 +190,12 @@ static void sync_directory_of(const char *path)
 
 bool file_writer_commit(file_writer *w, error *err)
 {
-    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0;
-    if (ok)
-        w->fd = -1;
-    ok = ok && rename(w->temporary, w->path) == 0;
+    bool ok = fsync(w->fd) == 0;
     if (ok) {
+        ok = close(w->fd) == 0;
+        w->fd = -1; /* also after a failure: the descriptor is gone and its number may be in use again */
+    }
+    if (ok && rename(w->temporary, w->path) == 0) {
         sync_directory_of(w->path);
         file_writer_free(w);
         return true;
