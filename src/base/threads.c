@@ -127,11 +127,17 @@ void pool_run(pool *p, int count, pool_task task, void *context)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* The kernel refuses a set smaller than its own, so the set grows until it is taken. */
 int machine_cores(void)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? n : 1;
+    enum { MOST_CPUS = 1 << 20 };
+    int cores = 0;
+    for (size_t cpus = CPU_SETSIZE; cores == 0 && cpus <= MOST_CPUS; cpus *= 2) {
+        cpu_set_t *set = CPU_ALLOC(cpus);
+        size_t bytes = CPU_ALLOC_SIZE(cpus);
+        if (set && sched_getaffinity(0, bytes, set) == 0)
+            cores = CPU_COUNT_S(bytes, set);
+        CPU_FREE(set);
+    }
+    return cores > 0 ? cores : 1;
 }
