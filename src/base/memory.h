@@ -13,7 +13,7 @@ void *mem_grow(void *old, size_t count, size_t item_bytes); /* realloc with a ch
 void *mem_try_alloc(size_t count, size_t item_bytes);  /* zeroed; NULL when too large or out of memory */
 void *mem_try_alloc_aligned(size_t bytes, size_t alignment); /* zeroed, free() releases it; NULL on failure */
 /* Zeroed pages that take physical memory only when they are touched, for caches sized for the worst case. */
-void *mem_try_alloc_lazy(size_t bytes);                /* page aligned; NULL on failure */
+void *mem_try_alloc_lazy(size_t bytes);                /* 4,096-byte aligned; NULL on failure */
 void mem_free_lazy(void *memory);                      /* NULL is allowed */
 void *mem_copy(const void *bytes, size_t count);       /* count bytes and a terminating zero; never NULL */
 
