@@ -1,0 +1,64 @@
+/* Byte pair encoding of one piece of text: merges ordered by rank, and a table of pieces that are one token. */
+#ifndef MODEL_TOKENIZER_BPE_H
+#define MODEL_TOKENIZER_BPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/text.h"
+#include "model/tokenizer.h"
+
+enum {
+    BPE_MERGES_LIMIT = 1 << 24,
+    BPE_NO_RANK = INT32_MAX, /* larger than any rank */
+};
+
+/* A merge in the hash table of pairs. */
+typedef struct bpe_pair {
+    int32_t left, right; /* token ids */
+    int32_t rank;        /* line in the list of merges, 0 first; BPE_NO_RANK marks an empty slot */
+} bpe_pair;
+
+/* A piece that is one token, in the hash table of pieces. */
+typedef struct bpe_piece {
+    const char *bytes; /* borrowed from the tokenizer; NULL marks an empty slot */
+    uint32_t length;   /* bytes */
+    int32_t id;
+} bpe_piece;
+
+typedef struct bpe {
+    int32_t byte_ids[256];     /* the token of each byte */
+    int32_t *byte_pair_ranks;  /* [256][256] rank of a pair of bytes: the first lookups of every piece */
+    int32_t *results;          /* [merge_count] the token each merge makes */
+    bpe_pair *pairs;           /* [pair_mask + 1], open addressing */
+    size_t pair_mask, merge_count;
+    bpe_piece *pieces;         /* [piece_mask + 1], open addressing */
+    size_t piece_mask, longest_piece;
+    uint64_t seed;             /* of both hashes, so that a crafted file cannot make all entries collide */
+} bpe;
+
+/* Memory for one caller's long pieces. Zero-initialise to create one. */
+typedef struct bpe_scratch {
+    struct bpe_node *nodes; /* [capacity] */
+    uint64_t *heap;         /* [2 * capacity] */
+    size_t capacity;        /* bytes of the longest piece so far */
+} bpe_scratch;
+
+void bpe_scratch_free(bpe_scratch *s);
+
+/* Allocates tables for so many merges and pieces; byte_ids are the caller's to fill before anything else is called. false
+ * when memory is short. */
+bool bpe_start(bpe *b, size_t merge_count, size_t piece_count);
+bool bpe_add_merge(bpe *b, int32_t left, int32_t right, int32_t rank, int32_t result); /* false: the pair has a merge already */
+void bpe_finish_merges(bpe *b); /* after the last merge, before the first bpe_merge */
+void bpe_add_piece(bpe *b, view bytes, int32_t id); /* from now on bpe_encode answers these bytes with this id */
+void bpe_free(bpe *b);
+
+/* Appends the tokens of a piece, by merges alone. */
+void bpe_merge(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out);
+
+/* Appends the tokens of a piece, from the table of pieces where it is there. */
+void bpe_encode(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out);
+
+#endif

@@ -1,0 +1,509 @@
+/* tokenizer.json -> tokenizer. The file may describe far more than we implement, so everything is read strictly: a key, a type
+ * or a setting that would change the tokens and that we do not know is refused by name.
+ *
+ * A vocabulary token is written in the byte alphabet: each byte stands as one visible character (33..126, 161..172 and 174..255
+ * as themselves, the other 68 as U+0100 and up, in order). A token with any other character cannot come out of text; it keeps
+ * its id and decodes to its own UTF-8, as in HF. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "model/tokenizer_internal.h"
+#include "model/tokenizer_split.h"
+
+enum {
+    FILE_LIMIT_BYTES = 256 << 20,
+    ID_LIMIT = 1 << 24,
+    ADDED_CONTENT_LIMIT_BYTES = 1024, /* the search for added tokens costs up to this many steps a byte */
+    ALPHABET_SIZE = 256 + 68,         /* code points the byte alphabet uses lie below this */
+};
+
+/* What loading needs besides the tokenizer. */
+typedef struct loader {
+    tokenizer *t;
+    const char *where;
+    error *err;
+    const json_t *vocab;
+    int16_t byte_of[ALPHABET_SIZE]; /* code point -> byte, -1 for none */
+    char character_of[256][3];      /* byte -> its character in UTF-8, terminated */
+    text buffer;                    /* for joining the halves of a merge */
+    bool ignore_merges;
+} loader;
+
+/* A token for an error message: at most 48 bytes of it, cut at a character. */
+typedef struct shown {
+    char text[64];
+} shown;
+
+static shown show(const char *token)
+{
+    shown s = {0};
+    size_t n = strlen(token);
+    if (n > 48)
+        n = 48;
+    n -= utf8_incomplete_tail(token, n);
+    memcpy(s.text, token, n);
+    memcpy(s.text + n, token[n] ? "..." : "", token[n] ? 4 : 1);
+    return s;
+}
+
+static void alphabet_start(loader *l)
+{
+    uint32_t next = 256;
+    memset(l->byte_of, 0xFF, sizeof l->byte_of);
+    for (uint32_t b = 0; b < 256; b++) {
+        bool itself = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+        uint32_t c = itself ? b : next++;
+        l->byte_of[c] = (int16_t)b;
+        char *u = l->character_of[b];
+        if (c < 0x80) {
+            u[0] = (char)c;
+        } else {
+            u[0] = (char)(0xC0 | c >> 6);
+            u[1] = (char)(0x80 | (c & 0x3F));
+        }
+    }
+}
+
+static bool check_keys(json_source s, const char *const *known, error *err)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)s.object, key, value)
+    {
+        const char *const *k = known;
+        while (*k && strcmp(*k, key) != 0)
+            k++;
+        if (!*k)
+            return error_set(err, ERROR_INPUT, "%s: key \"%s\" is not known to this tokenizer; it could change the tokens", s.where,
+                             show(key).text);
+    }
+    return true;
+}
+
+/* Opens an object below s; its name in errors is put into path. */
+static bool open_object(json_source s, const char *key, text *path, json_source *out, error *err)
+{
+    const json_t *v = json_object_get(s.object, key);
+    if (!json_is_object(v))
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be an object, found %s", s.where, key, json_type_name(v));
+    text_clear(path);
+    text_add_format(path, "%s: %s", s.where, key);
+    *out = (json_source){v, path->data};
+    return true;
+}
+
+static bool expect_null(json_source s, const char *key, error *err)
+{
+    if (json_has(s, key))
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be null, found %s; this tokenizer does not implement it", s.where, key,
+                         json_type_name(json_object_get(s.object, key)));
+    return true;
+}
+
+static bool expect_string(json_source s, const char *key, const char *expected, error *err)
+{
+    const char *found;
+    if (!json_get_string(s, key, &found, err))
+        return false;
+    if (strcmp(found, expected) != 0)
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be \"%s\", found \"%s\"; this tokenizer implements nothing else",
+                         s.where, key, expected, show(found).text);
+    return true;
+}
+
+static bool expect_bool(json_source s, const char *key, bool if_missing, bool expected, error *err)
+{
+    bool found = if_missing;
+    if (!json_get_bool_or(s, key, &found, err))
+        return false;
+    if (found != expected)
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be %s; this tokenizer implements nothing else", s.where, key,
+                         expected ? "true" : "false");
+    return true;
+}
+
+/* A ByteLevel step. As a pre-tokenizer its settings change tokens; as a decoder or post-processor they change none. */
+static bool check_byte_level(json_source s, bool changes_text, error *err)
+{
+    static const char *const keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
+    if (!expect_string(s, "type", "ByteLevel", err) || !check_keys(s, keys, err))
+        return false;
+    return !changes_text || (expect_bool(s, "add_prefix_space", true, false, err) && expect_bool(s, "use_regex", true, false, err));
+}
+
+static bool check_split(json_source s, error *err)
+{
+    static const char *const keys[] = {"type", "pattern", "behavior", "invert", NULL};
+    static const char *const pattern_keys[] = {"Regex", NULL};
+    text path = {0};
+    json_source pattern;
+    bool ok = expect_string(s, "type", "Split", err) && check_keys(s, keys, err) && expect_string(s, "behavior", "Isolated", err) &&
+              expect_bool(s, "invert", false, false, err) && open_object(s, "pattern", &path, &pattern, err) &&
+              check_keys(pattern, pattern_keys, err) && expect_string(pattern, "Regex", tokenizer_split_regex, err);
+    text_free(&path);
+    return ok;
+}
+
+static bool check_pre_tokenizer(json_source root, error *err)
+{
+    static const char *const keys[] = {"type", "pretokenizers", NULL};
+    text path = {0}, split_path = {0}, bytes_path = {0};
+    json_source s;
+    bool ok = open_object(root, "pre_tokenizer", &path, &s, err) && expect_string(s, "type", "Sequence", err) &&
+              check_keys(s, keys, err);
+    if (ok) {
+        const json_t *steps = json_object_get(s.object, "pretokenizers");
+        text_add_format(&split_path, "%s: pretokenizers[0]", s.where);
+        text_add_format(&bytes_path, "%s: pretokenizers[1]", s.where);
+        ok = json_is_array(steps) && json_array_size(steps) == 2 && json_is_object(json_array_get(steps, 0)) &&
+             json_is_object(json_array_get(steps, 1));
+        if (!ok)
+            error_set(err, ERROR_INPUT, "%s: key \"pretokenizers\" must be a list of a Split and a ByteLevel step", s.where);
+        else
+            ok = check_split((json_source){json_array_get(steps, 0), split_path.data}, err) &&
+                 check_byte_level((json_source){json_array_get(steps, 1), bytes_path.data}, true, err);
+    }
+    text_free(&path);
+    text_free(&split_path);
+    text_free(&bytes_path);
+    return ok;
+}
+
+static bool check_steps(json_source root, error *err)
+{
+    static const char *const keys[] = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
+                                       "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
+    text path = {0};
+    json_source s;
+    bool ok = check_keys(root, keys, err) && expect_string(root, "version", "1.0", err) && expect_null(root, "truncation", err) &&
+              expect_null(root, "padding", err) && expect_null(root, "normalizer", err) && check_pre_tokenizer(root, err) &&
+              open_object(root, "decoder", &path, &s, err) && check_byte_level(s, false, err);
+    if (ok && json_has(root, "post_processor"))
+        ok = open_object(root, "post_processor", &path, &s, err) && check_byte_level(s, false, err);
+    text_free(&path);
+    return ok;
+}
+
+/* Settings of the model other than its vocabulary and merges. */
+static bool check_model(loader *l, json_source m)
+{
+    static const char *const keys[] = {"type",     "dropout",       "unk_token",     "continuing_subword_prefix", "end_of_word_suffix",
+                                       "fuse_unk", "byte_fallback", "ignore_merges", "vocab",                     "merges",
+                                       NULL};
+    bool fuse_unk = false; /* without an unknown token it has no effect */
+    return expect_string(m, "type", "BPE", l->err) && check_keys(m, keys, l->err) && expect_null(m, "dropout", l->err) &&
+           expect_null(m, "unk_token", l->err) && expect_null(m, "continuing_subword_prefix", l->err) &&
+           expect_null(m, "end_of_word_suffix", l->err) && json_get_bool_or(m, "fuse_unk", &fuse_unk, l->err) &&
+           expect_bool(m, "byte_fallback", false, false, l->err) &&
+           json_get_bool_or(m, "ignore_merges", &l->ignore_merges, l->err);
+}
+
+static bool check_id(loader *l, const char *token, const json_t *id)
+{
+    if (json_is_integer(id) && json_integer_value(id) >= 0 && json_integer_value(id) < ID_LIMIT)
+        return true;
+    if (!json_is_integer(id))
+        return error_set(l->err, ERROR_INPUT, "%s: the id of token \"%s\" must be an integer, found %s", l->where, show(token).text,
+                         json_type_name(id));
+    return error_set(l->err, ERROR_INPUT, "%s: the id of token \"%s\" must be from 0 to %d, found %lld", l->where, show(token).text,
+                     ID_LIMIT - 1, (long long)json_integer_value(id));
+}
+
+static void note_token(tokenizer *t, const char *content, const json_t *id)
+{
+    if (json_integer_value(id) >= t->size)
+        t->size = (int)json_integer_value(id) + 1;
+    t->pool_bytes += strlen(content) + 1;
+}
+
+/* First pass over all tokens: checks ids and finds the sizes of the tables. */
+static bool measure(loader *l, const json_t *added)
+{
+    const char *token;
+    json_t *value;
+    size_t i;
+    json_object_foreach((json_t *)l->vocab, token, value)
+    {
+        if (!check_id(l, token, value))
+            return false;
+        note_token(l->t, token, value);
+    }
+    json_array_foreach(added, i, value)
+    {
+        const json_t *content = json_object_get(value, "content"), *id = json_object_get(value, "id");
+        if (!json_is_string(content) || json_string_length(content) == 0 ||
+            json_string_length(content) > ADDED_CONTENT_LIMIT_BYTES || strlen(json_string_value(content)) != json_string_length(content))
+            return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: key \"content\" must be a string of 1 to %d bytes without NUL",
+                             l->where, i, ADDED_CONTENT_LIMIT_BYTES);
+        if (!check_id(l, json_string_value(content), id))
+            return false;
+        note_token(l->t, json_string_value(content), id);
+        note_token(l->t, json_string_value(content), id); /* content and decoded bytes are kept apart */
+    }
+    if (l->t->size == 0)
+        return error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" has no tokens", l->where);
+    l->t->tokens = mem_try_alloc((size_t)l->t->size, sizeof *l->t->tokens);
+    l->t->pool = mem_try_alloc(l->t->pool_bytes, 1);
+    if (!l->t->tokens || !l->t->pool)
+        return error_set(l->err, ERROR_FIT, "%s: not enough memory for %d tokens of %zu bytes", l->where, l->t->size, l->t->pool_bytes);
+    return true;
+}
+
+static char *pool_take(tokenizer *t, size_t count)
+{
+    char *p = t->pool + t->pool_used;
+    t->pool_used += count + 1;
+    return p;
+}
+
+/* Stores what a token decodes to; true when it is written in the byte alphabet. */
+static bool token_bytes(loader *l, const char *token, view *out)
+{
+    size_t count = strlen(token), used = 0;
+    char *p = pool_take(l->t, count);
+    uint32_t c;
+    *out = (view){p, count};
+    for (size_t at = 0; at < count; used++) {
+        at += (size_t)utf8_decode(token + at, count - at, &c);
+        if (c >= ALPHABET_SIZE || l->byte_of[c] < 0) {
+            memcpy(p, token, count + 1);
+            return false;
+        }
+        p[used] = (char)l->byte_of[c];
+    }
+    out->length = used;
+    return true;
+}
+
+static bool load_vocab(loader *l, bool *in_alphabet)
+{
+    const char *token;
+    json_t *value;
+    json_object_foreach((json_t *)l->vocab, token, value)
+    {
+        int32_t id = (int32_t)json_integer_value(value);
+        token_entry *e = &l->t->tokens[id];
+        view bytes;
+        if (e->bytes)
+            return error_set(l->err, ERROR_INPUT, "%s: id %d belongs to two tokens, one of them \"%s\"", l->where, id, show(token).text);
+        in_alphabet[id] = token_bytes(l, token, &bytes) && bytes.length > 0;
+        *e = (token_entry){.bytes = bytes.data, .length = (uint32_t)bytes.length};
+    }
+    for (int b = 0; b < 256; b++) {
+        const json_t *id = json_object_get(l->vocab, l->character_of[b]);
+        if (!id)
+            return error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" has no token \"%s\" for byte %d; text with it could not be encoded",
+                             l->where, l->character_of[b], b);
+        l->t->bpe.byte_ids[b] = (int32_t)json_integer_value(id);
+    }
+    return true;
+}
+
+static bool unknown_in_merge(loader *l, size_t index, const char *token)
+{
+    return error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: \"%s\" is not in the vocabulary", l->where, index, show(token).text);
+}
+
+static bool add_merge(loader *l, size_t index, size_t rank, view left, view right)
+{
+    text *b = &l->buffer;
+    text_clear(b);
+    text_add(b, left.data, left.length);
+    const json_t *left_id = json_object_get(l->vocab, b->data);
+    if (!left_id)
+        return unknown_in_merge(l, index, b->data);
+    text_clear(b);
+    text_add(b, right.data, right.length);
+    const json_t *right_id = json_object_get(l->vocab, b->data);
+    if (!right_id)
+        return unknown_in_merge(l, index, b->data);
+    text_clear(b);
+    text_add(b, left.data, left.length);
+    text_add(b, right.data, right.length);
+    const json_t *result = json_object_get(l->vocab, b->data);
+    if (!result)
+        return unknown_in_merge(l, index, b->data);
+    if (!bpe_add_merge(&l->t->bpe, (int32_t)json_integer_value(left_id), (int32_t)json_integer_value(right_id), (int32_t)rank,
+                       (int32_t)json_integer_value(result)))
+        return error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: the pair that makes \"%s\" is listed twice", l->where, index,
+                         show(b->data).text);
+    return true;
+}
+
+/* Reads ["a", "b"] or "a b", whichever form the list has. */
+static bool merge_halves(const json_t *merge, bool pairs, view *left, view *right)
+{
+    if (pairs) {
+        const json_t *a = json_array_get(merge, 0), *b = json_array_get(merge, 1);
+        if (!json_is_string(a) || !json_is_string(b) || json_array_size(merge) != 2)
+            return false;
+        *left = (view){json_string_value(a), json_string_length(a)};
+        *right = (view){json_string_value(b), json_string_length(b)};
+    } else {
+        const char *s = json_string_value(merge), *space = s ? strchr(s, ' ') : NULL;
+        if (!space || strchr(space + 1, ' '))
+            return false;
+        *left = (view){s, (size_t)(space - s)};
+        *right = (view){space + 1, json_string_length(merge) - left->length - 1};
+    }
+    return left->length && right->length && !memchr(left->data, 0, left->length) && !memchr(right->data, 0, right->length);
+}
+
+static bool load_merges(loader *l, const json_t *merges)
+{
+    bool pairs = json_is_array(json_array_get(merges, 0));
+    size_t index, rank = 0;
+    const json_t *merge;
+    view left, right;
+    json_array_foreach(merges, index, merge)
+    {
+        if (!pairs && json_is_string(merge) && text_starts_with(json_string_value(merge), "#version"))
+            continue;
+        if (!merge_halves(merge, pairs, &left, &right))
+            return error_set(l->err, ERROR_INPUT, "%s: merges[%zu] must be %s, neither half empty", l->where, index,
+                             pairs ? "a list of two strings like the first one" : "a string of two halves with one space between");
+        if (!add_merge(l, index, rank++, left, right))
+            return false;
+    }
+    bpe_finish_merges(&l->t->bpe);
+    return true;
+}
+
+/* Puts into the table of pieces every token that its own bytes merge into; with ignore_merges, every token. */
+static void load_pieces(loader *l, const bool *in_alphabet)
+{
+    bpe_scratch scratch = {0};
+    token_list found = {0};
+    for (int32_t id = 0; id < l->t->size; id++) {
+        const token_entry *e = &l->t->tokens[id];
+        if (!in_alphabet[id])
+            continue;
+        found.count = 0;
+        if (!l->ignore_merges)
+            bpe_merge(&l->t->bpe, e->bytes, e->length, &scratch, &found);
+        if (l->ignore_merges || (found.count == 1 && found.ids[0] == id))
+            bpe_add_piece(&l->t->bpe, (view){e->bytes, e->length}, id);
+    }
+    bpe_scratch_free(&scratch);
+    token_list_free(&found);
+}
+
+static bool load_model(loader *l, json_source model)
+{
+    const json_t *merges = json_object_get(model.object, "merges");
+    if (!json_is_array(merges) || json_array_size(merges) > BPE_MERGES_LIMIT)
+        return error_set(l->err, ERROR_INPUT, "%s: key \"merges\" must be a list of at most %d merges", l->where, BPE_MERGES_LIMIT);
+    bool *in_alphabet = mem_try_alloc((size_t)l->t->size, sizeof *in_alphabet);
+    bool ok = in_alphabet && bpe_start(&l->t->bpe, json_array_size(merges), json_object_size(l->vocab));
+    if (!ok)
+        error_set(l->err, ERROR_FIT, "%s: not enough memory for the tables of %zu merges", l->where, json_array_size(merges));
+    ok = ok && load_vocab(l, in_alphabet) && load_merges(l, merges);
+    if (ok)
+        load_pieces(l, in_alphabet);
+    free(in_alphabet);
+    return ok;
+}
+
+/* The id of an added token must agree with the vocabulary: the same token's id, or one no other token has. */
+static bool check_added_id(loader *l, size_t index, const char *content, int32_t id)
+{
+    const json_t *listed = json_object_get(l->vocab, content);
+    if (listed && json_integer_value(listed) != id)
+        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, but %lld in the vocabulary", l->where, index,
+                         show(content).text, id, (long long)json_integer_value(listed));
+    if (!listed && l->t->tokens[id].bytes)
+        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, which another token has", l->where, index,
+                         show(content).text, id);
+    return true;
+}
+
+static bool load_added_token(loader *l, size_t index, json_source s)
+{
+    static const char *const keys[] = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special", NULL};
+    const char *content = json_string_value(json_object_get(s.object, "content"));
+    added_token a = {.id = (int32_t)json_integer_value(json_object_get(s.object, "id"))};
+    token_entry *e = &l->t->tokens[a.id];
+    bool normalized, special;
+    if (!check_keys(s, keys, l->err) || !json_get_bool(s, "single_word", &a.single_word, l->err) ||
+        !json_get_bool(s, "lstrip", &a.lstrip, l->err) || !json_get_bool(s, "rstrip", &a.rstrip, l->err) ||
+        !json_get_bool(s, "normalized", &normalized, l->err) || !json_get_bool(s, "special", &special, l->err) ||
+        !check_added_id(l, index, content, a.id))
+        return false;
+    a.content = (view){memcpy(pool_take(l->t, strlen(content)), content, strlen(content) + 1), strlen(content)};
+    if (!map_add(&l->t->added_ids, a.content, a.id))
+        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" is listed twice", l->where, index, show(content).text);
+    if (!e->bytes) {
+        view bytes;
+        token_bytes(l, content, &bytes);
+        *e = (token_entry){.bytes = bytes.data, .length = (uint32_t)bytes.length};
+    }
+    e->added = true;
+    e->special = special;
+    added_set_add(&l->t->added[normalized ? 1 : 0], a);
+    return true;
+}
+
+static bool load_added(loader *l, const json_t *added)
+{
+    size_t i;
+    const json_t *value;
+    text path = {0};
+    bool ok = true;
+    json_array_foreach(added, i, value)
+    {
+        text_clear(&path);
+        text_add_format(&path, "%s: added_tokens[%zu]", l->where, i);
+        ok = ok && load_added_token(l, i, (json_source){value, path.data});
+    }
+    text_free(&path);
+    return ok;
+}
+
+static bool load_root(loader *l, const json_t *document)
+{
+    json_source root = {document, l->where}, model = {0};
+    if (!json_is_object(document))
+        return error_set(l->err, ERROR_INPUT, "%s: must be an object, found %s", l->where, json_type_name(document));
+    const json_t *added = json_object_get(document, "added_tokens");
+    if (added && !json_is_array(added))
+        return error_set(l->err, ERROR_INPUT, "%s: key \"added_tokens\" must be a list, found %s", l->where, json_type_name(added));
+    text path = {0};
+    bool ok = check_steps(root, l->err) && open_object(root, "model", &path, &model, l->err) && check_model(l, model);
+    if (ok) {
+        l->vocab = json_object_get(model.object, "vocab");
+        if (!json_is_object(l->vocab))
+            ok = error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" must be an object, found %s", model.where, json_type_name(l->vocab));
+    }
+    ok = ok && measure(l, added) && load_model(l, model) && load_added(l, added);
+    text_free(&path);
+    return ok;
+}
+
+tokenizer *tokenizer_parse(const char *json, size_t count, const char *where, error *err)
+{
+    json_t *document = json_parse(json, count, where, err);
+    if (!document)
+        return NULL;
+    loader l = {.t = mem_alloc(1, sizeof *l.t), .where = where, .err = err};
+    alphabet_start(&l);
+    bool ok = load_root(&l, document);
+    json_decref(document);
+    text_free(&l.buffer);
+    if (ok)
+        return l.t;
+    tokenizer_free(l.t);
+    return NULL;
+}
+
+tokenizer *tokenizer_load(const char *path, error *err)
+{
+    text bytes = {0};
+    tokenizer *t = NULL;
+    if (file_read(path, FILE_LIMIT_BYTES, &bytes, err))
+        t = tokenizer_parse(bytes.data, bytes.length, path, err);
+    text_free(&bytes);
+    return t;
+}
