@@ -128,6 +128,11 @@ static inline int32_t pair_rank(const bpe *b, int32_t left, int32_t right)
     return pair_slot(b, left, right)->rank;
 }
 
+int32_t bpe_rank(const bpe *b, int32_t left, int32_t right)
+{
+    return pair_rank(b, left, right);
+}
+
 bool bpe_add_merge(bpe *b, int32_t left, int32_t right, int32_t rank, int32_t result)
 {
     bpe_pair *p = pair_slot(b, left, right);

@@ -55,6 +55,9 @@ void bpe_finish_merges(bpe *b); /* after the last merge, before the first bpe_me
 void bpe_add_piece(bpe *b, view bytes, int32_t id); /* from now on bpe_encode answers these bytes with this id */
 void bpe_free(bpe *b);
 
+/* The rank of the merge of two tokens; BPE_NO_RANK when there is none. */
+int32_t bpe_rank(const bpe *b, int32_t left, int32_t right);
+
 /* Appends the tokens of a piece, by merges alone. */
 void bpe_merge(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out);
 
