@@ -26,6 +26,7 @@ typedef struct loader {
     const char *where;
     error *err;
     const json_t *vocab;
+    map ids; /* token of the vocabulary as written in the file -> id */
     int16_t byte_of[ALPHABET_SIZE]; /* code point -> byte, -1 for none */
     char character_of[256][3];      /* byte -> its character in UTF-8, terminated */
     text buffer;                    /* for joining the halves of a merge */
@@ -291,45 +292,44 @@ static bool load_vocab(loader *l, bool *in_alphabet)
             return error_set(l->err, ERROR_INPUT, "%s: id %d belongs to two tokens, one of them \"%s\"", l->where, id, show(token).text);
         in_alphabet[id] = token_bytes(l, token, &bytes) && bytes.length > 0;
         *e = (token_entry){.bytes = bytes.data, .length = (uint32_t)bytes.length};
+        map_add(&l->ids, view_of(token), id);
     }
     for (int b = 0; b < 256; b++) {
-        const json_t *id = json_object_get(l->vocab, l->character_of[b]);
-        if (!id)
+        int64_t id;
+        if (!map_get(&l->ids, view_of(l->character_of[b]), &id))
             return error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" has no token \"%s\" for byte %d; text with it could not be encoded",
                              l->where, l->character_of[b], b);
-        l->t->bpe.byte_ids[b] = (int32_t)json_integer_value(id);
+        l->t->bpe.byte_ids[b] = (int32_t)id;
     }
     return true;
 }
 
-static bool unknown_in_merge(loader *l, size_t index, const char *token)
+/* Finds the id of a token that a merge names. */
+static bool find_in_merge(loader *l, size_t index, view token, int32_t *out)
 {
-    return error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: \"%s\" is not in the vocabulary", l->where, index, show(token).text);
+    int64_t id;
+    if (!map_get(&l->ids, token, &id)) {
+        char *name = mem_copy(token.data, token.length);
+        error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: \"%s\" is not in the vocabulary", l->where, index, show(name).text);
+        free(name);
+        return false;
+    }
+    *out = (int32_t)id;
+    return true;
 }
 
 static bool add_merge(loader *l, size_t index, size_t rank, view left, view right)
 {
-    text *b = &l->buffer;
-    text_clear(b);
-    text_add(b, left.data, left.length);
-    const json_t *left_id = json_object_get(l->vocab, b->data);
-    if (!left_id)
-        return unknown_in_merge(l, index, b->data);
-    text_clear(b);
-    text_add(b, right.data, right.length);
-    const json_t *right_id = json_object_get(l->vocab, b->data);
-    if (!right_id)
-        return unknown_in_merge(l, index, b->data);
-    text_clear(b);
-    text_add(b, left.data, left.length);
-    text_add(b, right.data, right.length);
-    const json_t *result = json_object_get(l->vocab, b->data);
-    if (!result)
-        return unknown_in_merge(l, index, b->data);
-    if (!bpe_add_merge(&l->t->bpe, (int32_t)json_integer_value(left_id), (int32_t)json_integer_value(right_id), (int32_t)rank,
-                       (int32_t)json_integer_value(result)))
+    int32_t left_id, right_id, result;
+    text_clear(&l->buffer);
+    text_add(&l->buffer, left.data, left.length);
+    text_add(&l->buffer, right.data, right.length);
+    if (!find_in_merge(l, index, left, &left_id) || !find_in_merge(l, index, right, &right_id) ||
+        !find_in_merge(l, index, (view){l->buffer.data, l->buffer.length}, &result))
+        return false;
+    if (!bpe_add_merge(&l->t->bpe, left_id, right_id, (int32_t)rank, result))
         return error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: the pair that makes \"%s\" is listed twice", l->where, index,
-                         show(b->data).text);
+                         show(l->buffer.data).text);
     return true;
 }
 
@@ -410,11 +410,11 @@ static bool load_model(loader *l, json_source model)
 /* The id of an added token must agree with the vocabulary: the same token's id, or one no other token has. */
 static bool check_added_id(loader *l, size_t index, const char *content, int32_t id)
 {
-    const json_t *listed = json_object_get(l->vocab, content);
-    if (listed && json_integer_value(listed) != id)
+    int64_t listed = -1;
+    if (map_get(&l->ids, view_of(content), &listed) && listed != id)
         return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, but %lld in the vocabulary", l->where, index,
-                         show(content).text, id, (long long)json_integer_value(listed));
-    if (!listed && l->t->tokens[id].bytes)
+                         show(content).text, id, (long long)listed);
+    if (listed < 0 && l->t->tokens[id].bytes)
         return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, which another token has", l->where, index,
                          show(content).text, id);
     return true;
@@ -492,6 +492,7 @@ tokenizer *tokenizer_parse(const char *json, size_t count, const char *where, er
     bool ok = load_root(&l, document);
     json_decref(document);
     text_free(&l.buffer);
+    map_free(&l.ids);
     if (ok)
         return l.t;
     tokenizer_free(l.t);
