@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares the chat renderer with Jinja2 on generated conversations.
 
-usage: chat_jinja.py DRIVER [--count N] [--seed S] [--also FORMAT=FILE]...
+usage: chat_jinja.py DRIVER [--tokenizer FILE] [--count N] [--seed S] [--also FORMAT=FILE]...
 
 Renders the templates of tests/fixtures/templates the way Hugging Face does (sandbox, trim_blocks, lstrip_blocks, loop
 controls, its tojson filter) and compares every byte with the output of DRIVER (tests/chat_driver.c). --also compares a
-further template text for a format, such as a model's own file. What a template would print as nonsense or leave out is
+further template text for a format, such as a model's own file. With --tokenizer the driver also checks each prompt's tokens. What a template would print as nonsense or leave out is
 not generated here: tests/unit/test_chat.c checks that it is refused. Deterministic for one seed.
 """
 import argparse
@@ -16,6 +16,7 @@ import random
 import struct
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import jinja2
 import jinja2.ext
@@ -230,53 +231,57 @@ def for_driver(request, name, r):
     return {"format": name, **request, "messages": messages}
 
 
-def drive(driver, requests):
+def drive(command, requests):
     lines = "".join(json.dumps(q) + "\n" for q in requests)
-    out = subprocess.run([driver], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout
+    out = subprocess.run(command, input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout
     answers = [json.loads(line) for line in out.split(b"\n") if line]
     if len(answers) != len(requests):
         sys.exit("the driver answered %d of %d requests" % (len(answers), len(requests)))
     return answers
 
 
-def compare_floats(driver, count, seed):
+def compare_floats(command, count, seed):
     g = Generator(seed)
     values = [math.ldexp(1.0, e) for e in range(-1074, 1024)] + [g.float() for _ in range(count)]
-    for x, found in zip(values, drive(driver, [{"float": x} for x in values])):
+    for x, found in zip(values, drive(command, [{"float": x} for x in values])):
         if found != repr(x):
             sys.exit("float %r was printed as %s" % (x, found))
     return len(values)
 
 
-def compare_template(driver, name, source, conversations, seed):
-    template, r = environment().from_string(source), random.Random(seed)
-    fitted = [fit(c, name) for c in conversations]
-    answers = drive(driver, [for_driver(c, name, r) for c in fitted])
-    for conversation, found in zip(fitted, answers):
+def compare_template(command, name, path, count, seed):
+    """Ends with an error at the first difference; otherwise the line to print."""
+    with open(path, encoding="utf-8", newline="") as f:  # newline="": the bytes that are hashed
+        template = environment().from_string(f.read())
+    g, r = Generator(seed), random.Random(seed)
+    conversations = [fit(g.conversation(), name) for _ in range(count)]
+    answers = drive(command, [for_driver(c, name, r) for c in conversations])
+    for conversation, found in zip(conversations, answers):
         expected = template.render(**for_jinja(conversation, name))
         if expected != found:
-            sys.exit("%s differs\nrequest:  %s\nexpected: %r\nfound:    %r" % (name, json.dumps(conversation), expected, found))
-    return len(fitted)
+            raise ValueError("%s differs\nrequest:  %s\nexpected: %r\nfound:    %r" % (name, json.dumps(conversation), expected, found))
+    return "%d conversations equal with %s: %s" % (len(conversations), name, os.path.basename(path))
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("driver")
+    parser.add_argument("--tokenizer")
     parser.add_argument("--count", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--also", action="append", default=[])
     a = parser.parse_args()
-    print("%d floats equal repr()" % compare_floats(a.driver, 20000, a.seed))
-    g = Generator(a.seed)
-    conversations = [g.conversation() for _ in range(a.count)]
+    command = [a.driver] + ([a.tokenizer] if a.tokenizer else [])
+    print("%d floats equal repr()" % compare_floats(command, 20000, a.seed))
     cases = [(n, os.path.join(HERE, "fixtures", "templates", n + ".jinja")) for n in FORMATS]
     cases += [tuple(s.split("=", 1)) for s in a.also]
-    for name, path in cases:
-        # newline="": the file's bytes, as they are hashed
-        with open(path, encoding="utf-8", newline="") as f:
-            source = f.read()
-        print("%d conversations equal with %s: %s" % (compare_template(a.driver, name, source, conversations, a.seed), name,
-                                                       os.path.basename(path)))
+    with ProcessPoolExecutor(max_workers=min(len(cases), os.cpu_count() or 1)) as pool:
+        runs = [pool.submit(compare_template, command, name, path, a.count, a.seed) for name, path in cases]
+        for run in runs:
+            try:
+                print(run.result())
+            except ValueError as e:
+                sys.exit(str(e))
 
 
 if __name__ == "__main__":
