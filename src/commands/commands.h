@@ -1,0 +1,15 @@
+/* The subcommands: one file each, with its option table. src/main.c holds the table of them all. */
+#ifndef COMMANDS_COMMANDS_H
+#define COMMANDS_COMMANDS_H
+
+#include "base/options.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+extern const command command_tokenize;
+extern const command command_help;
+extern const command command_completion;
+extern const command command_man;
+extern const command command_version;
+
+#endif
