@@ -35,7 +35,7 @@ if [ ! -e "$directory/root/usr/include/jansson.h" ] || [ ! -e "$directory/root/u
 fi
 
 cd "$root"
-quietly configure-aarch64 cmake -G Ninja -B "$directory/build" -DCMAKE_BUILD_TYPE=Release -DDRAWBRIDGE_WERROR=ON -DDRAWBRIDGE_ARM_ROOT="$directory/root" \
-    --toolchain "$root/tools/aarch64.cmake"
+quietly configure-aarch64 cmake -G Ninja -B "$directory/build" --toolchain "$root/tools/aarch64.cmake" \
+    -DCMAKE_BUILD_TYPE=Release -DDRAWBRIDGE_WERROR=ON -DDRAWBRIDGE_ARM_ROOT="$directory/root"
 quietly build-aarch64 cmake --build "$directory/build" --parallel "$(nproc)"
 ctest --test-dir "$directory/build" --output-on-failure "$@"
