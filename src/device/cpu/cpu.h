@@ -20,6 +20,7 @@ typedef struct cpu_expert_job {
 typedef struct cpu_device {
     device base;
     pool *workers;
+    int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
     size_t scratch_floats;
     float *index_scores;   /* [index_score_floats] scores of a group of rows over their whole context */
@@ -31,7 +32,7 @@ typedef struct cpu_device {
     int *expert_next;      /* [experts + 1] next free slot of an expert while pairs are sorted */
     int32_t *expert_rows;  /* [max_rows * experts_per_token] rows sorted by expert */
     float *expert_weights; /* [max_rows * experts_per_token] their factors */
-    arena memory;          /* holds all of the above */
+    arena memory;          /* holds the small arrays above; scratch, scores and draft input are lazy blocks */
 } cpu_device;
 
 static inline cpu_device *cpu_of(device *d)

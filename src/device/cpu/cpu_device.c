@@ -44,6 +44,10 @@ static void cpu_destroy(device *d)
 {
     cpu_device *c = cpu_of(d);
     pool_destroy(c->workers);
+    for (int i = 0; i < c->threads; i++)
+        mem_free_lazy(c->scratch[i]);
+    mem_free_lazy(c->index_scores);
+    mem_free_lazy(c->draft_input);
     arena_free(&c->memory);
     free(c);
 }
@@ -137,7 +141,8 @@ static size_t scratch_floats(const model_config *m, int max_rows)
     size_t linear = SCRATCH_COLUMNS * largest(cols, (size_t)m->kv_lora_rank);
     size_t attend = (size_t)(m->kv_lora_rank + m->rope_dim) + SCRATCH_HEADS * (size_t)m->index_topk;
     size_t down = (size_t)max_rows * SCRATCH_COLUMNS + wide;
-    return largest(largest(linear, attend), largest(down, largest((size_t)m->experts, (size_t)m->index_dim)));
+    size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;
+    return largest(largest(linear, attend), largest(down, largest(route, (size_t)m->index_dim)));
 }
 
 /* inverse frequencies theta^(-2i/dim), every step rounded to f32 as in the reference. */
@@ -147,32 +152,43 @@ static void fill_rope_frequencies(const model_config *m, float *frequency)
         frequency[i] = 1.0f / powf((float)m->rope_theta, (float)(2 * i) / (float)m->rope_dim);
 }
 
+/* Memory whose size follows from the model and the limits: it takes physical memory only where it is used. */
+static bool alloc_private_memory(cpu_device *c, const device_limits *limits, error *err)
+{
+    const model_config *m = &c->base.model->config;
+    c->scratch_floats = scratch_floats(m, limits->max_rows);
+    c->index_score_floats = largest(INDEX_SCORE_FLOATS, (size_t)limits->max_context);
+    c->index_scores = mem_try_alloc_lazy(c->index_score_floats * sizeof(float));
+    c->draft_input = mem_try_alloc_lazy((size_t)limits->max_rows * 2 * (size_t)m->hidden_size * sizeof(float));
+    bool ok = c->index_scores && c->draft_input;
+    for (int i = 0; i < limits->threads; i++) {
+        c->scratch[i] = mem_try_alloc_lazy(c->scratch_floats * sizeof(float));
+        ok = ok && c->scratch[i];
+    }
+    return ok || error_set(err, ERROR_FIT, "no memory for the working buffers of %d threads (%zu MB each)", limits->threads,
+                           c->scratch_floats * sizeof(float) >> 20);
+}
+
 device *cpu_device_create(const model *m, const device_limits *limits, error *err)
 {
     cpu_device *c = mem_alloc(1, sizeof *c);
     const model_config *config = &m->config;
-    size_t rows = (size_t)limits->max_rows, pairs = rows * (size_t)config->experts_per_token;
+    size_t pairs = (size_t)limits->max_rows * (size_t)config->experts_per_token;
     c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
     c->max_rows = limits->max_rows;
+    c->threads = limits->threads;
     c->workers = pool_create(limits->threads, err);
-    if (!c->workers) {
-        free(c);
-        return NULL;
-    }
-    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, generic kernels", limits->threads,
-             limits->threads == 1 ? "" : "s");
-    c->scratch_floats = scratch_floats(config, limits->max_rows);
     c->scratch = arena_alloc(&c->memory, (size_t)limits->threads, sizeof *c->scratch);
-    for (int i = 0; i < limits->threads; i++)
-        c->scratch[i] = arena_alloc(&c->memory, c->scratch_floats, sizeof(float));
-    c->index_score_floats = largest(INDEX_SCORE_FLOATS, (size_t)limits->max_context);
-    c->index_scores = arena_alloc(&c->memory, c->index_score_floats, sizeof(float));
     c->rope_frequency = arena_alloc(&c->memory, (size_t)config->rope_dim / 2, sizeof(float));
     fill_rope_frequencies(config, c->rope_frequency);
-    c->draft_input = arena_alloc(&c->memory, config->has_mtp ? rows * 2 * (size_t)config->hidden_size : 1, sizeof(float));
     c->expert_jobs = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_jobs);
     c->expert_next = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_next);
     c->expert_rows = arena_alloc(&c->memory, pairs, sizeof *c->expert_rows);
     c->expert_weights = arena_alloc(&c->memory, pairs, sizeof *c->expert_weights);
-    return &c->base;
+    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, generic kernels", limits->threads,
+             limits->threads == 1 ? "" : "s");
+    if (c->workers && alloc_private_memory(c, limits, err))
+        return &c->base;
+    cpu_destroy(&c->base);
+    return NULL;
 }

@@ -77,12 +77,11 @@ static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, 
     pool_run(c->workers, (c->base.model->config.hidden_size + COLUMN_BLOCK - 1) / COLUMN_BLOCK, down_block, &t);
 }
 
-/* Marks the experts of groups that are not among the best: a group's score is the sum of its two best experts. */
-static void drop_weak_groups(const model_config *m, float *choice)
+/* Marks the experts of groups that are not among the best: a group's score is the sum of its two best experts.
+ * score and kept are scratch for one number per group. */
+static void drop_weak_groups(const model_config *m, float *choice, float *score, int32_t *kept)
 {
     int size = m->experts / m->expert_groups;
-    float score[256];
-    int32_t kept[256];
     for (int g = 0; g < m->expert_groups; g++) {
         float best = -INFINITY, second = -INFINITY;
         for (int i = g * size; i < (g + 1) * size; i++) {
@@ -93,7 +92,7 @@ static void drop_weak_groups(const model_config *m, float *choice)
                 second = choice[i];
             }
         }
-        score[g] = size > 1 ? best + second : best;
+        score[g] = best + second; /* config.c requires two experts per group */
     }
     cpu_select_largest(score, m->expert_groups, m->expert_groups_kept, kept);
     for (int g = 0, k = 0; g < m->expert_groups; g++) {
@@ -124,8 +123,10 @@ static void route_row(void *context, int row, int worker)
         scores[e] = 1.0f / (1.0f + expf(-scores[e]));
         choice[e] = scores[e] + t->w->router_bias[e];
     }
-    if (m->expert_groups > 1)
-        drop_weak_groups(m, choice);
+    if (m->expert_groups > 1) {
+        float *score = choice + m->experts;
+        drop_weak_groups(m, choice, score, (int32_t *)(score + m->expert_groups));
+    }
     cpu_select_largest(choice, m->experts, m->experts_per_token, experts);
     for (int i = 0; i < m->experts_per_token; i++)
         sum += scores[experts[i]];
