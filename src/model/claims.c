@@ -1,5 +1,5 @@
-/* Matching. Exact names are looked up in a map: the module itself and each module around it, so a list of thousands of names costs
- * a few look-ups per module. Globs and regular expressions are tried one by one.
+/* Matching. Exact names are looked up in a map: the module itself and each module around it, so a list of thousands of names
+ * costs a few look-ups per module. Globs and regular expressions are tried one by one.
  *
  * Regular expressions come from a file: those with repetition counts, back references or Python's own escapes, and those longer
  * than 256 bytes, are not compiled (they are reported as not compared), which keeps regcomp's and regexec's cost small. */
@@ -124,7 +124,8 @@ static int format_claimed(const json_t *q, const char *method)
     if (strcmp(method, "quark") == 0) {
         const json_t *weight = json_object_get(json_object_get(q, "global_quant_config"), "weight");
         const char *type = json_string_value(json_object_get(weight, "dtype"));
-        return type && strcmp(type, "fp4") == 0 && json_integer_value(json_object_get(weight, "group_size")) == 32 ? FORMAT_MXFP4 : -1;
+        bool groups_of_32 = json_integer_value(json_object_get(weight, "group_size")) == 32;
+        return type && strcmp(type, "fp4") == 0 && groups_of_32 ? FORMAT_MXFP4 : -1;
     }
     if (strcmp(method, "fp8") == 0)
         return json_integer_value(json_array_get(json_object_get(q, "weight_block_size"), 0)) == 128 ? FORMAT_FP8_BLOCK : -1;

@@ -2,8 +2,8 @@
  *
  * Four tables say what happens to every key: numbers[] are read with their range; choices[] must have the one value we
  * implement (or be absent); refused[] change the computation in a way we do not implement and must be null, false or
- * absent; ignored[] carry nothing that inference needs. A few keys with structure of their own (lists, rope) have a function each.
- * A key in none of them is a notice for the user (config_unknown_keys).
+ * absent; ignored[] carry nothing that inference needs. A few keys with structure of their own (lists, rope) have a function
+ * each. A key in none of them is a notice for the user (config_unknown_keys).
  *
  * The ranges keep every later product of two sizes far below 2^63. */
 #include "model/config.h"
@@ -72,24 +72,24 @@ static const choice_key choices[] = {
 
 static const char *const refused[] = {
     "swiglu_limit", "sliding_window", "use_sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "use_qk_norm", "o_lora_rank", "o_groups",
-    "compress_ratios", "compress_rope_theta", "hc_mult", "num_hash_layers", "zero_expert_num", "zero_expert_type", "vision_config",
-    "audio_config", "text_config",
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "use_qk_norm", "o_lora_rank",
+    "o_groups", "compress_ratios", "compress_rope_theta", "hc_mult", "num_hash_layers", "zero_expert_num", "zero_expert_type",
+    "vision_config", "audio_config", "text_config",
 };
 
 static const char *const ignored[] = {
-    "head_dim", "attention_dropout", "initializer_range", "pretraining_tp", "ep_size", "use_cache", "pad_token_id", "bos_token_id", "dtype",
-    "torch_dtype", "transformers_version", "quantization_config", "_name_or_path", "auto_map", "output_router_logits",
-    "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder",
-    "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
+    "head_dim", "attention_dropout", "initializer_range", "pretraining_tp", "ep_size", "use_cache", "pad_token_id",
+    "bos_token_id", "dtype", "torch_dtype", "transformers_version", "quantization_config", "_name_or_path", "auto_map",
+    "output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_attentions", "output_hidden_states",
+    "return_dict", "is_encoder_decoder", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
 };
 
 /* Keys that functions below read. */
 static const char *const structured[] = {
-    "architectures", "num_key_value_heads", "qk_head_dim", "norm_topk_prob", "routed_scaling_factor", "rms_norm_eps", "rope_theta",
-    "rope_parameters", "rope_scaling", "partial_rotary_factor", "layer_types", "indexer_types", "index_topk_pattern", "index_topk_freq",
-    "index_skip_topk_offset", "index_share_for_mtp_iteration", "mlp_layer_types", "first_k_dense_replace", "moe_layer_freq",
-    "num_nextn_predict_layers", "tie_word_embeddings", "eos_token_id",
+    "architectures", "num_key_value_heads", "qk_head_dim", "norm_topk_prob", "routed_scaling_factor", "rms_norm_eps",
+    "rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor", "layer_types", "indexer_types",
+    "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration", "mlp_layer_types",
+    "first_k_dense_replace", "moe_layer_freq", "num_nextn_predict_layers", "tie_word_embeddings", "eos_token_id",
 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -120,13 +120,15 @@ static bool check_choice(json_source s, const choice_key *k, error *err)
     if (!k->text) {
         if (!json_get_bool_or(s, k->name, &truth, err))
             return false;
-        return truth == k->truth || error_set(err, ERROR_INPUT, "%s: key \"%s\" is %s, but only %s is implemented; this model cannot be run",
-                                              s.where, k->name, truth ? "true" : "false", k->truth ? "true" : "false");
+        return truth == k->truth ||
+               error_set(err, ERROR_INPUT, "%s: key \"%s\" is %s, but only %s is implemented; this model cannot be run", s.where,
+                         k->name, truth ? "true" : "false", k->truth ? "true" : "false");
     }
     if (!json_get_string_or(s, k->name, &word, err))
         return false;
-    return strcmp(word, k->text) == 0 || error_set(err, ERROR_INPUT, "%s: key \"%s\" is \"%s\", but only \"%s\" is implemented; this model cannot be run",
-                                                   s.where, k->name, word, k->text);
+    return strcmp(word, k->text) == 0 ||
+           error_set(err, ERROR_INPUT, "%s: key \"%s\" is \"%s\", but only \"%s\" is implemented; this model cannot be run",
+                     s.where, k->name, word, k->text);
 }
 
 static bool check_refused(json_source s, error *err)
@@ -134,7 +136,8 @@ static bool check_refused(json_source s, error *err)
     for (size_t i = 0; i < COUNT(refused); i++) {
         const json_t *v = json_object_get(s.object, refused[i]);
         if (v && !json_is_null(v) && !json_is_false(v))
-            return error_set(err, ERROR_INPUT, "%s: key \"%s\" changes the computation and is not implemented; this model cannot be run", s.where,
+            return error_set(err, ERROR_INPUT,
+                             "%s: key \"%s\" changes the computation and is not implemented; this model cannot be run", s.where,
                              refused[i]);
     }
     return true;
@@ -154,8 +157,8 @@ static bool check_architecture(json_source s, error *err)
         if (json_is_string(json_array_get(list, i)) && strcmp(json_string_value(json_array_get(list, i)), architecture) == 0)
             return true;
     const char *found = json_string_value(json_array_get(list, 0));
-    return error_set(err, ERROR_INPUT, "%s: architecture %s is not supported, expected %s (model_type %s)", s.where, found ? found : "(none)",
-                     architecture, model_type);
+    return error_set(err, ERROR_INPUT, "%s: architecture %s is not supported, expected %s (model_type %s)", s.where,
+                     found ? found : "(none)", architecture, model_type);
 }
 
 static bool read_scalars(json_source s, model_config *c, error *err)
@@ -163,7 +166,8 @@ static bool read_scalars(json_source s, model_config *c, error *err)
     double scale, eps;
     int64_t drafts = 0;
     c->normalize_expert_weights = true;
-    if (!json_get_number(s, "routed_scaling_factor", 1e-6, 1e6, &scale, err) || !json_get_number(s, "rms_norm_eps", 1e-20, 0.1, &eps, err) ||
+    if (!json_get_number(s, "routed_scaling_factor", 1e-6, 1e6, &scale, err) ||
+        !json_get_number(s, "rms_norm_eps", 1e-20, 0.1, &eps, err) ||
         !json_get_bool_or(s, "norm_topk_prob", &c->normalize_expert_weights, err) ||
         !json_get_bool_or(s, "index_share_for_mtp_iteration", &c->share_index_in_drafts, err) ||
         !json_get_bool_or(s, "tie_word_embeddings", &c->tie_embeddings, err) ||
@@ -192,10 +196,12 @@ static bool check_rope_kind(json_source s, const char *key, error *err)
     if (strcmp(kind, "default") == 0)
         kind = older;
     if (strcmp(kind, "default") != 0)
-        return error_set(err, ERROR_INPUT, "%s: %s has rope_type \"%s\", but only \"default\" is implemented; this model cannot be run", s.where,
+        return error_set(err, ERROR_INPUT,
+                         "%s: %s has rope_type \"%s\", but only \"default\" is implemented; this model cannot be run", s.where,
                          key, kind);
     if (rotary != 1)
-        return error_set(err, ERROR_INPUT, "%s: %s has partial_rotary_factor %g, but only 1 is implemented; this model cannot be run", s.where, key,
+        return error_set(err, ERROR_INPUT,
+                         "%s: %s has partial_rotary_factor %g, but only 1 is implemented; this model cannot be run", s.where, key,
                          rotary);
     return true;
 }
@@ -218,13 +224,15 @@ static bool read_rope(json_source s, model_config *c, error *err)
     if (nested == UNSET && plain == UNSET)
         return contradiction(s, "rope_theta", "is missing, in rope_parameters and beside it (expected a number)", err);
     if (nested != UNSET && plain != UNSET && nested != plain)
-        return error_set(err, ERROR_INPUT, "%s: rope_theta is %g but rope_parameters.rope_theta is %g; remove the wrong one", s.where, plain, nested);
+        return error_set(err, ERROR_INPUT, "%s: rope_theta is %g but rope_parameters.rope_theta is %g; remove the wrong one",
+                         s.where, plain, nested);
     c->rope_theta = nested != UNSET ? nested : plain;
     return true;
 }
 
 /* A list with one of two words per layer. `found` tells whether the key is there. */
-static bool read_layer_words(json_source s, const char *key, int layers, const char *yes, const char *no, bool *out, bool *found, error *err)
+static bool read_layer_words(json_source s, const char *key, int layers, const char *yes, const char *no, bool *out, bool *found,
+                             error *err)
 {
     const json_t *list = json_object_get(s.object, key);
     *found = json_has(s, key);
@@ -239,7 +247,8 @@ static bool read_layer_words(json_source s, const char *key, int layers, const c
         const char *word = json_string_value(json_array_get(list, (size_t)i));
         if (!word || (strcmp(word, yes) != 0 && (!no || strcmp(word, no) != 0)))
             return error_set(err, ERROR_INPUT, "%s: entry %d of \"%s\" is %s, expected \"%s\"%s%s%s", s.where, i, key,
-                             word ? word : json_type_name(json_array_get(list, (size_t)i)), yes, no ? " or \"" : "", no ? no : "", no ? "\"" : "");
+                             word ? word : json_type_name(json_array_get(list, (size_t)i)), yes, no ? " or \"" : "", no ? no : "",
+                             no ? "\"" : "");
         out[i] = strcmp(word, yes) == 0;
     }
     return true;
@@ -254,7 +263,8 @@ static bool read_index_pattern(json_source s, model_config *c, bool *found, erro
     if (!pattern)
         return true;
     if (strlen(pattern) != (size_t)c->layers || strspn(pattern, "FS") != (size_t)c->layers)
-        return error_set(err, ERROR_INPUT, "%s: key \"index_topk_pattern\" must have one letter F or S for each of the %d layers, found \"%.80s\"",
+        return error_set(err, ERROR_INPUT,
+                         "%s: key \"index_topk_pattern\" must have one letter F or S for each of the %d layers, found \"%.80s\"",
                          s.where, c->layers, pattern);
     for (int i = 0; i < c->layers; i++)
         c->full_index[i] = pattern[i] == 'F';
@@ -283,7 +293,9 @@ static bool read_index_layers(json_source s, model_config *c, error *err)
         return false;
     if (!listed && (!read_index_pattern(s, c, &listed, err) || (!listed && !read_index_formula(s, c, err))))
         return false;
-    return c->full_index[0] || error_set(err, ERROR_INPUT, "%s: layer 0 has a \"shared\" index, but there is no earlier layer to share with", s.where);
+    return c->full_index[0] ||
+           error_set(err, ERROR_INPUT, "%s: layer 0 has a \"shared\" index, but there is no earlier layer to share with",
+                     s.where);
 }
 
 static bool read_mlp_layers(json_source s, model_config *c, error *err)
@@ -297,7 +309,8 @@ static bool read_mlp_layers(json_source s, model_config *c, error *err)
     if (listed)
         return true;
     if (!json_has(s, "first_k_dense_replace"))
-        return contradiction(s, "mlp_layer_types", "is missing, and so is first_k_dense_replace: which layers have experts is unknown", err);
+        return contradiction(s, "mlp_layer_types",
+                             "is missing, and so is first_k_dense_replace: which layers have experts is unknown", err);
     for (int i = 0; i < c->layers; i++)
         c->sparse_mlp[i] = i >= dense && i % every == 0;
     return true;
@@ -306,7 +319,8 @@ static bool read_mlp_layers(json_source s, model_config *c, error *err)
 static bool add_eos(json_source s, const json_t *id, model_config *c, error *err)
 {
     if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= c->vocab_size)
-        return error_set(err, ERROR_INPUT, "%s: key \"eos_token_id\" must hold token ids from 0 to %d", s.where, c->vocab_size - 1);
+        return error_set(err, ERROR_INPUT, "%s: key \"eos_token_id\" must hold token ids from 0 to %d", s.where,
+                         c->vocab_size - 1);
     if (c->eos_count == CONFIG_MAX_EOS)
         return error_set(err, ERROR_INPUT, "%s: key \"eos_token_id\" has more than %d ids", s.where, CONFIG_MAX_EOS);
     c->eos[c->eos_count++] = (int)json_integer_value(id);
@@ -329,36 +343,44 @@ static bool read_eos(json_source s, model_config *c, error *err)
 static bool check_heads(json_source s, const model_config *c, error *err)
 {
     int64_t heads = c->heads, wide = c->nope_dim + c->rope_dim;
-    if (!json_get_int_or(s, "num_key_value_heads", 1, 4096, &heads, err) || !json_get_int_or(s, "qk_head_dim", 1, 8192, &wide, err))
+    if (!json_get_int_or(s, "num_key_value_heads", 1, 4096, &heads, err) ||
+        !json_get_int_or(s, "qk_head_dim", 1, 8192, &wide, err))
         return false;
     if (heads != c->heads)
-        return error_set(err, ERROR_INPUT, "%s: num_key_value_heads is %d, expected num_attention_heads = %d (every head has its own keys)", s.where,
-                         (int)heads, c->heads);
+        return error_set(err, ERROR_INPUT,
+                         "%s: num_key_value_heads is %d, expected num_attention_heads = %d (every head has its own keys)",
+                         s.where, (int)heads, c->heads);
     if (wide != c->nope_dim + c->rope_dim)
-        return error_set(err, ERROR_INPUT, "%s: qk_head_dim is %d, expected qk_nope_head_dim + qk_rope_head_dim = %d", s.where, (int)wide,
-                         c->nope_dim + c->rope_dim);
+        return error_set(err, ERROR_INPUT, "%s: qk_head_dim is %d, expected qk_nope_head_dim + qk_rope_head_dim = %d", s.where,
+                         (int)wide, c->nope_dim + c->rope_dim);
     if (c->rope_dim % 2 != 0)
         return contradiction(s, "qk_rope_head_dim", "must be even", err);
     if (c->index_dim < c->rope_dim)
-        return error_set(err, ERROR_INPUT, "%s: index_head_dim is %d, expected at least qk_rope_head_dim = %d", s.where, c->index_dim, c->rope_dim);
+        return error_set(err, ERROR_INPUT, "%s: index_head_dim is %d, expected at least qk_rope_head_dim = %d", s.where,
+                         c->index_dim, c->rope_dim);
     return true;
 }
 
 static bool check_experts(json_source s, const model_config *c, error *err)
 {
     if (c->experts_per_token > c->experts)
-        return error_set(err, ERROR_INPUT, "%s: num_experts_per_tok is %d, more than n_routed_experts = %d", s.where, c->experts_per_token, c->experts);
+        return error_set(err, ERROR_INPUT, "%s: num_experts_per_tok is %d, more than n_routed_experts = %d", s.where,
+                         c->experts_per_token, c->experts);
     if (c->experts % c->expert_groups != 0)
-        return error_set(err, ERROR_INPUT, "%s: n_group is %d, which does not divide n_routed_experts = %d", s.where, c->expert_groups, c->experts);
+        return error_set(err, ERROR_INPUT, "%s: n_group is %d, which does not divide n_routed_experts = %d", s.where,
+                         c->expert_groups, c->experts);
     if (c->expert_groups_kept > c->expert_groups)
-        return error_set(err, ERROR_INPUT, "%s: topk_group is %d, more than n_group = %d", s.where, c->expert_groups_kept, c->expert_groups);
+        return error_set(err, ERROR_INPUT, "%s: topk_group is %d, more than n_group = %d", s.where, c->expert_groups_kept,
+                         c->expert_groups);
     int each = c->experts / c->expert_groups;
     if (c->expert_groups > 1 && each < 2)
-        return error_set(err, ERROR_INPUT, "%s: n_group is %d, which leaves one expert per group; groups are ranked by their best two", s.where,
+        return error_set(err, ERROR_INPUT,
+                         "%s: n_group is %d, which leaves one expert per group; groups are ranked by their best two", s.where,
                          c->expert_groups);
     if (c->experts_per_token > each * c->expert_groups_kept)
-        return error_set(err, ERROR_INPUT, "%s: num_experts_per_tok is %d, but topk_group = %d groups of %d leave only %d experts to choose from", s.where,
-                         c->experts_per_token, c->expert_groups_kept, each, each * c->expert_groups_kept);
+        return error_set(err, ERROR_INPUT,
+                         "%s: num_experts_per_tok is %d, but topk_group = %d groups of %d leave only %d experts to choose from",
+                         s.where, c->experts_per_token, c->expert_groups_kept, each, each * c->expert_groups_kept);
     return true;
 }
 
@@ -408,7 +430,8 @@ static bool key_known(const char *key)
     for (size_t i = 0; i < COUNT(choices); i++)
         if (strcmp(key, choices[i].name) == 0)
             return true;
-    return listed(key, refused, COUNT(refused)) || listed(key, ignored, COUNT(ignored)) || listed(key, structured, COUNT(structured));
+    return listed(key, refused, COUNT(refused)) || listed(key, ignored, COUNT(ignored)) ||
+           listed(key, structured, COUNT(structured));
 }
 
 int config_unknown_keys(const json_t *root, text *out)

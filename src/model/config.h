@@ -50,7 +50,7 @@ json_t *config_read(const char *directory, text *path, error *err);
 int config_unknown_keys(const json_t *root, text *out);
 
 /* Parameters of the architecture. total: every matrix and norm, the MTP layer included, the router's correction bias (a
- * buffer in HF) not. active: the matrices one token is multiplied by, lm_head included; embedding rows, norms and the MTP layer not. */
+ * buffer in HF) not. active: the matrices one token is multiplied by, lm_head included; embedding, norms and MTP layer not. */
 void config_parameters(const model_config *c, uint64_t *total, uint64_t *active);
 
 #endif

@@ -53,7 +53,8 @@ uint64_t kv_token_bytes(const model_config *c, kv_kind kind)
 static uint64_t row_bytes(const model_config *c)
 {
     uint64_t heads = (uint64_t)c->heads, hidden = (uint64_t)c->hidden_size;
-    uint64_t attention = heads * (uint64_t)(c->nope_dim + c->rope_dim + 2 * c->kv_lora_rank + c->v_dim) + (uint64_t)(c->q_lora_rank + c->kv_lora_rank);
+    uint64_t attention = heads * (uint64_t)(c->nope_dim + c->rope_dim + 2 * c->kv_lora_rank + c->v_dim) +
+                         (uint64_t)(c->q_lora_rank + c->kv_lora_rank);
     uint64_t experts = (uint64_t)(c->experts_per_token + c->shared_experts) * (uint64_t)c->expert_intermediate;
     uint64_t dense = (uint64_t)c->dense_intermediate;
     uint64_t index = (uint64_t)c->index_heads * (uint64_t)c->index_dim + (uint64_t)c->index_topk;
@@ -64,7 +65,8 @@ memory_need memory_needed(const model *m, kv_kind kind, int64_t context_tokens)
 {
     const model_config *c = &m->config;
     uint64_t tokens = ((uint64_t)context_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS;
-    memory_need n = {.weight_bytes = checkpoint_bytes(m->checkpoint) + m->memory.used_bytes, .kv_bytes = tokens * kv_token_bytes(c, kind)};
+    memory_need n = {.weight_bytes = checkpoint_bytes(m->checkpoint) + m->memory.used_bytes,
+                     .kv_bytes = tokens * kv_token_bytes(c, kind)};
     n.working_bytes = STEP_ROWS * row_bytes(c) + 4 * (uint64_t)c->vocab_size + 4 * tokens;
     n.total_bytes = n.weight_bytes + n.kv_bytes + n.working_bytes;
     return n;
@@ -113,13 +115,14 @@ static void print_architecture(const model *m, FILE *out)
     fprintf(out, "%s\n\n", m->directory);
     fprintf(out, "Architecture      GlmMoeDsaForCausalLM, %d layers (%d with experts)%s\n", c->layers, sparse_layers(c),
             c->has_mtp ? " and a draft layer" : ", no draft layer");
-    fprintf(out, "Parameters        %s, %s active per token\n", number_text(m->parameters, total), number_text(m->active_parameters, active));
+    fprintf(out, "Parameters        %s, %s active per token\n", number_text(m->parameters, total),
+            number_text(m->active_parameters, active));
     fprintf(out, "Widths            hidden %d, dense MLP %d, expert %d, vocabulary %d%s\n", c->hidden_size, c->dense_intermediate,
             c->expert_intermediate, c->vocab_size, c->tie_embeddings ? " (tied)" : "");
-    fprintf(out, "Attention         %d heads of %d + %d rope, values %d; latents: query %d, KV %d\n", c->heads, c->nope_dim, c->rope_dim, c->v_dim,
-            c->q_lora_rank, c->kv_lora_rank);
-    fprintf(out, "Index             %d heads of %d, top %d; computed in %d of %d layers\n", c->index_heads, c->index_dim, c->index_topk,
-            full_layers(c), c->layers);
+    fprintf(out, "Attention         %d heads of %d + %d rope, values %d; latents: query %d, KV %d\n", c->heads, c->nope_dim,
+            c->rope_dim, c->v_dim, c->q_lora_rank, c->kv_lora_rank);
+    fprintf(out, "Index             %d heads of %d, top %d; computed in %d of %d layers\n", c->index_heads, c->index_dim,
+            c->index_topk, full_layers(c), c->layers);
     fprintf(out, "Experts           %d, %d per token, %d shared", c->experts, c->experts_per_token, c->shared_experts);
     if (c->expert_groups > 1)
         fprintf(out, "; from the best %d of %d groups", c->expert_groups_kept, c->expert_groups);
@@ -131,12 +134,14 @@ static void print_architecture(const model *m, FILE *out)
 static void print_tensors(const model *m, FILE *out)
 {
     char count[32], size[32];
-    fprintf(out, "\nTensors           %s in %d file%s, %s\n", number_text(checkpoint_count(m->checkpoint), count), checkpoint_shards(m->checkpoint),
-            checkpoint_shards(m->checkpoint) == 1 ? "" : "s", size_text(checkpoint_bytes(m->checkpoint), size));
+    fprintf(out, "\nTensors           %s in %d file%s, %s\n", number_text(checkpoint_count(m->checkpoint), count),
+            checkpoint_shards(m->checkpoint), checkpoint_shards(m->checkpoint) == 1 ? "" : "s",
+            size_text(checkpoint_bytes(m->checkpoint), size));
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (m->format_tensors[f])
-            fprintf(out, "  %-10s %9s matrices %12s  %s\n", format_of((format_id)f)->name, number_text((uint64_t)m->format_tensors[f], count),
-                    size_text(m->format_bytes[f], size), format_of((format_id)f)->description);
+            fprintf(out, "  %-10s %9s matrices %12s  %s\n", format_of((format_id)f)->name,
+                    number_text((uint64_t)m->format_tensors[f], count), size_text(m->format_bytes[f], size),
+                    format_of((format_id)f)->description);
 }
 
 static void print_memory(const model *m, FILE *out)
@@ -145,7 +150,8 @@ static void print_memory(const model *m, FILE *out)
     char a[32], b[32], c[32];
     int count = contexts_of(&m->config, contexts);
     memory_need base = memory_needed(m, KV_BF16, 0);
-    fprintf(out, "\nMemory            weights %s (mapped), working buffers about %s\n", size_text(base.weight_bytes, a), size_text(base.working_bytes, b));
+    fprintf(out, "\nMemory            weights %s (mapped), working buffers about %s\n", size_text(base.weight_bytes, a),
+            size_text(base.working_bytes, b));
     fprintf(out, "  cache       bytes/token");
     for (int i = 0; i < count; i++)
         fprintf(out, " %8s tokens   (total)", number_text((uint64_t)contexts[i], a));
@@ -173,7 +179,8 @@ void inspect_print(const model *m, FILE *out)
     print_architecture(m, out);
     print_tensors(m, out);
     print_memory(m, out);
-    print_sentences("Disagreements between config.json and the tensor headers (the headers decide)", m->disagreements, m->disagreement_count, out);
+    print_sentences("Disagreements between config.json and the tensor headers (the headers decide)", m->disagreements,
+                    m->disagreement_count, out);
     print_sentences("Notices", m->notices, m->notice_count, out);
 }
 
@@ -201,17 +208,20 @@ static json_t *layers_json(const bool *flags, int count)
 
 static json_t *architecture_json(const model_config *c)
 {
-    json_t *o = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "name", "GlmMoeDsaForCausalLM", "layers", c->layers, "vocab_size",
-                          c->vocab_size, "hidden_size", c->hidden_size, "heads", c->heads, "q_lora_rank", c->q_lora_rank, "kv_lora_rank",
-                          c->kv_lora_rank, "nope_dim", c->nope_dim, "rope_dim", c->rope_dim, "v_dim", c->v_dim);
-    json_t *more = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:i}", "dense_intermediate", c->dense_intermediate,
-                             "expert_intermediate", c->expert_intermediate, "experts", c->experts, "experts_per_token", c->experts_per_token,
-                             "shared_experts", c->shared_experts, "expert_groups", c->expert_groups, "expert_groups_kept", c->expert_groups_kept,
-                             "normalize_expert_weights", c->normalize_expert_weights, "routed_scale", decimal_of(c->routed_scale), "norm_eps",
-                             decimal_of(c->norm_eps), "latent_norm_eps", decimal_of(c->latent_norm_eps), "rope_theta", c->rope_theta, "max_positions",
-                             c->max_positions);
-    json_t *index = json_pack("{s:i, s:i, s:i, s:b, s:b, s:b}", "index_heads", c->index_heads, "index_dim", c->index_dim, "index_topk", c->index_topk,
-                              "share_index_in_drafts", c->share_index_in_drafts, "draft_layer", c->has_mtp, "tie_embeddings", c->tie_embeddings);
+    json_t *o =
+        json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "name", "GlmMoeDsaForCausalLM", "layers", c->layers,
+                  "vocab_size", c->vocab_size, "hidden_size", c->hidden_size, "heads", c->heads, "q_lora_rank", c->q_lora_rank,
+                  "kv_lora_rank", c->kv_lora_rank, "nope_dim", c->nope_dim, "rope_dim", c->rope_dim, "v_dim", c->v_dim);
+    json_t *more = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:i}", "dense_intermediate",
+                             c->dense_intermediate, "expert_intermediate", c->expert_intermediate, "experts", c->experts,
+                             "experts_per_token", c->experts_per_token, "shared_experts", c->shared_experts, "expert_groups",
+                             c->expert_groups, "expert_groups_kept", c->expert_groups_kept, "normalize_expert_weights",
+                             c->normalize_expert_weights, "routed_scale", decimal_of(c->routed_scale), "norm_eps",
+                             decimal_of(c->norm_eps), "latent_norm_eps", decimal_of(c->latent_norm_eps), "rope_theta",
+                             c->rope_theta, "max_positions", c->max_positions);
+    json_t *index = json_pack("{s:i, s:i, s:i, s:b, s:b, s:b}", "index_heads", c->index_heads, "index_dim", c->index_dim,
+                              "index_topk", c->index_topk, "share_index_in_drafts", c->share_index_in_drafts, "draft_layer",
+                              c->has_mtp, "tie_embeddings", c->tie_embeddings);
     json_object_update(o, more);
     json_object_update(o, index);
     json_decref(more);
@@ -226,8 +236,8 @@ static json_t *formats_json(const model *m)
     json_t *list = json_array();
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (m->format_tensors[f])
-            json_array_append_new(list, json_pack("{s:s, s:i, s:o}", "name", format_of((format_id)f)->name, "matrices", m->format_tensors[f], "bytes",
-                                                  json_of(m->format_bytes[f])));
+            json_array_append_new(list, json_pack("{s:s, s:i, s:o}", "name", format_of((format_id)f)->name, "matrices",
+                                                  m->format_tensors[f], "bytes", json_of(m->format_bytes[f])));
     return list;
 }
 
@@ -240,8 +250,9 @@ static json_t *memory_json(const model *m)
         for (int i = 0; i < count; i++) {
             memory_need n = memory_needed(m, (kv_kind)k, contexts[i]);
             json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "cache", kind_names[k], "context_tokens",
-                                                  json_of((uint64_t)contexts[i]), "weight_bytes", json_of(n.weight_bytes), "kv_bytes", json_of(n.kv_bytes),
-                                                  "working_bytes", json_of(n.working_bytes), "total_bytes", json_of(n.total_bytes)));
+                                                  json_of((uint64_t)contexts[i]), "weight_bytes", json_of(n.weight_bytes),
+                                                  "kv_bytes", json_of(n.kv_bytes), "working_bytes", json_of(n.working_bytes),
+                                                  "total_bytes", json_of(n.total_bytes)));
         }
     return list;
 }
@@ -260,10 +271,11 @@ json_t *inspect_json(const model *m)
     for (int k = 0; k < KV_KIND_COUNT; k++)
         json_object_set_new(kv, kind_names[k], json_of(kv_token_bytes(&m->config, (kv_kind)k)));
     json_t *directory = json_string(m->directory); /* NULL when the path is not UTF-8 */
-    return json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "directory", directory ? directory : json_null(), "architecture",
-                     architecture_json(&m->config), "parameters", "total", json_of(m->parameters), "active", json_of(m->active_parameters), "tensors",
+    return json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "directory",
+                     directory ? directory : json_null(), "architecture", architecture_json(&m->config), "parameters", "total",
+                     json_of(m->parameters), "active", json_of(m->active_parameters), "tensors",
                      json_of(checkpoint_count(m->checkpoint)), "files", checkpoint_shards(m->checkpoint), "bytes",
-                     json_of(checkpoint_bytes(m->checkpoint)), "formats", formats_json(m), "kv_bytes_per_token", kv, "memory", memory_json(m),
-                     "disagreements", sentences_json(m->disagreements, m->disagreement_count), "notices",
+                     json_of(checkpoint_bytes(m->checkpoint)), "formats", formats_json(m), "kv_bytes_per_token", kv, "memory",
+                     memory_json(m), "disagreements", sentences_json(m->disagreements, m->disagreement_count), "notices",
                      sentences_json(m->notices, m->notice_count));
 }

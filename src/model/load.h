@@ -44,7 +44,8 @@ void load_missing(loader *l, const char *name);
 
 /* Decides by the headers how module's matrix is stored, checks the shapes of all its tensors and fills out. experts 0: a tensor
  * [rows][cols]; else a stacked one [experts][rows][cols]. An absent tensor is noted as missing and leaves out->first empty. */
-bool load_stored(loader *l, const char *module, const tensor_endings *endings, int64_t experts, int64_t rows, int64_t cols, stored_matrix *out);
+bool load_stored(loader *l, const char *module, const tensor_endings *endings, int64_t experts, int64_t rows, int64_t cols,
+                 stored_matrix *out);
 matrix stored_at(const stored_matrix *s, int64_t index);
 
 /* Decodes a vector to f32; it must be finite. */

@@ -67,9 +67,9 @@ static const tensor_row mtp[] = {
     MTP("shared_head.norm.weight", head_norm, DIM_HIDDEN, DIM_ONE),
 };
 
-const tensor_table tensors_top = TABLE(top), tensors_head = TABLE(head), tensors_layer = TABLE(layer), tensors_indexer = TABLE(indexer),
-                   tensors_dense = TABLE(dense), tensors_sparse = TABLE(sparse), tensors_shared = TABLE(shared),
-                   tensors_expert = TABLE(expert), tensors_mtp = TABLE(mtp);
+const tensor_table tensors_top = TABLE(top), tensors_head = TABLE(head), tensors_layer = TABLE(layer),
+                   tensors_indexer = TABLE(indexer), tensors_dense = TABLE(dense), tensors_sparse = TABLE(sparse),
+                   tensors_shared = TABLE(shared), tensors_expert = TABLE(expert), tensors_mtp = TABLE(mtp);
 
 void dims_of(const model_config *c, int64_t d[DIM_COUNT])
 {

@@ -49,10 +49,17 @@ void sentence_add(disagreement **list, int *count, const char *pattern, ...)
     (*list)[(*count)++].text = sentence;
 }
 
+/* A list of names in brackets: the first few, then "...". */
 static void names_add(text *list, int count, const char *name)
 {
     if (count < NAMES_SHOWN)
-        text_add_format(list, "%s%s", count ? ", " : "", name);
+        text_add_format(list, "%s%s", count ? ", " : " (", name);
+}
+
+static const char *names_close(text *list, int count)
+{
+    text_add_text(list, count > NAMES_SHOWN ? ", ...)" : count ? ")" : "");
+    return list->data;
 }
 
 const tensor *load_find(loader *l, const char *name)
@@ -138,7 +145,8 @@ static bool load_stacked_experts(loader *l, const char *prefix, mlp_weights *exp
     if (!gate_up.weight || !down.weight)
         return true;
     if (gate_up.first.format->block_rows > 1 && width % gate_up.first.format->block_rows != 0)
-        return error_set(l->err, ERROR_INPUT, "%s: tensor %s has scales per %d rows, but the up part begins at row %lld, inside a block",
+        return error_set(l->err, ERROR_INPUT,
+                         "%s: tensor %s has scales per %d rows, but the up part begins at row %lld, inside a block",
                          l->m->directory, gate_up.weight->name, gate_up.first.format->block_rows, (long long)width);
     for (int64_t e = 0; e < l->dims[DIM_EXPERTS]; e++) {
         matrix both = stored_at(&gate_up, e);
@@ -197,8 +205,8 @@ static bool load_layer(loader *l, const char *prefix, bool full, bool sparse, la
         return false;
     if (!sparse)
         return load_table(l, &tensors_dense, prefix, w);
-    return load_table(l, &tensors_sparse, prefix, w) && (l->m->config.shared_experts == 0 || load_table(l, &tensors_shared, prefix, w)) &&
-           load_experts(l, prefix, w);
+    return load_table(l, &tensors_sparse, prefix, w) &&
+           (l->m->config.shared_experts == 0 || load_table(l, &tensors_shared, prefix, w)) && load_experts(l, prefix, w);
 }
 
 static const char *layer_prefix(text *buffer, int layer)
@@ -216,11 +224,15 @@ static void find_mtp(loader *l, const char *prefix)
         found = text_starts_with(checkpoint_tensor(l->c, i)->name, prefix);
     l->m->config.has_mtp = found;
     if (claimed && !found)
-        sentence_add(&l->m->notices, &l->m->notice_count, "config.json announces a draft layer (num_nextn_predict_layers 1), but there is no tensor "
-                     "%s*: loaded without it, speculative decoding is not possible", prefix);
+        sentence_add(&l->m->notices, &l->m->notice_count,
+                     "config.json announces a draft layer (num_nextn_predict_layers 1), but there is no tensor "
+                     "%s*: loaded without it, speculative decoding is not possible",
+                     prefix);
     if (!claimed && found)
-        sentence_add(&l->m->notices, &l->m->notice_count, "config.json announces no draft layer (num_nextn_predict_layers), but there are tensors "
-                     "%s*: loaded as the draft layer", prefix);
+        sentence_add(&l->m->notices, &l->m->notice_count,
+                     "config.json announces no draft layer (num_nextn_predict_layers), but there are tensors "
+                     "%s*: loaded as the draft layer",
+                     prefix);
 }
 
 static bool load_mtp(loader *l, const char *prefix)
@@ -237,7 +249,8 @@ static bool load_head(loader *l)
         return load_table(l, &tensors_head, "", m);
     m->lm_head = m->embed;
     if (load_find(l, "lm_head.weight"))
-        sentence_add(&m->notices, &m->notice_count, "config.json ties lm_head to the embedding (tie_word_embeddings): lm_head.weight is not read");
+        sentence_add(&m->notices, &m->notice_count,
+                     "config.json ties lm_head to the embedding (tie_word_embeddings): lm_head.weight is not read");
     return true;
 }
 
@@ -269,8 +282,8 @@ static void report_harmless(model *m, const int counts[HARMLESS_COUNT])
 {
     for (int i = 0; i < HARMLESS_COUNT; i++)
         if (counts[i])
-            sentence_add(&m->notices, &m->notice_count, "%d tensor%s *%s (%s) not read", counts[i], counts[i] == 1 ? "" : "s", harmless[i].ending,
-                         harmless[i].why);
+            sentence_add(&m->notices, &m->notice_count, "%d tensor%s *%s (%s) not read", counts[i], counts[i] == 1 ? "" : "s",
+                         harmless[i].ending, harmless[i].why);
 }
 
 /* Names what is missing and what has no place. */
@@ -290,11 +303,11 @@ static bool check_complete(loader *l)
     report_harmless(l->m, counts);
     bool ok = surplus == 0 && l->missing_count == 0;
     if (!ok)
-        error_set(l->err, ERROR_INPUT, "%s: the tensors do not fit config.json: %d missing%s%s%s, %d without a place%s%s%s; "
-                  "is the download complete and config.json from the same model?", l->m->directory, l->missing_count,
-                  l->missing_count ? " (" : "", l->missing_count ? l->missing.data : "",
-                  l->missing_count > NAMES_SHOWN ? ", ...)" : l->missing_count ? ")" : "", surplus, surplus ? " (" : "",
-                  surplus ? names.data : "", surplus > NAMES_SHOWN ? ", ...)" : surplus ? ")" : "");
+        error_set(l->err, ERROR_INPUT,
+                  "%s: the tensors do not fit config.json: %d missing%s, %d without a place%s; "
+                  "is the download complete and config.json from the same model?",
+                  l->m->directory, l->missing_count, names_close(&l->missing, l->missing_count), surplus,
+                  names_close(&names, surplus));
     text_free(&names);
     text_free(&prefix);
     return ok;
@@ -323,7 +336,8 @@ static void report_unknown_keys(model *m, const json_t *root)
 {
     text keys = {0};
     if (config_unknown_keys(root, &keys))
-        sentence_add(&m->notices, &m->notice_count, "config.json has keys that are not known here and were ignored: %s", keys.data);
+        sentence_add(&m->notices, &m->notice_count, "config.json has keys that are not known here and were ignored: %s",
+                     keys.data);
     text_free(&keys);
 }
 

@@ -71,9 +71,10 @@ typedef struct model {
     uint64_t parameters, active_parameters; /* total with the MTP layer; per token without it, lm_head included */
 } model;
 
-/* Opens a checkpoint directory: config.json and the tensors. Every tensor the architecture needs must be there with its shape, and no tensor may be
- * left over (known harmless ones aside); the first few offenders are named. Whether there is an MTP layer is decided by its
- * tensors: config.has_mtp then says what was found. A caller who wants HF's epsilon sets config.latent_norm_eps afterwards. */
+/* Opens a checkpoint directory: config.json and the tensors. Every tensor the architecture needs must be there with its
+ * shape, and no tensor may be left over (known harmless ones aside); the first few offenders are named. Whether there is an
+ * MTP layer is decided by its tensors: config.has_mtp then says what was found. A caller who wants HF's epsilon sets
+ * config.latent_norm_eps afterwards. */
 model *model_open(const char *directory, error *err);
 void model_close(model *m);
 

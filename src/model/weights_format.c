@@ -33,8 +33,8 @@ static const char *shape_text(int rank, const int64_t *shape, char *buffer, size
 static bool tensor_error(loader *l, const tensor *t, const char *reason)
 {
     char found[160];
-    return error_set(l->err, ERROR_INPUT, "%s/%s: tensor %s is %s %s, %s", l->m->directory, checkpoint_shard_name(l->c, t->shard), t->name,
-                     dtype_name(t->type), tensor_shape_text(t, found, sizeof found), reason);
+    return error_set(l->err, ERROR_INPUT, "%s/%s: tensor %s is %s %s, %s", l->m->directory, checkpoint_shard_name(l->c, t->shard),
+                     t->name, dtype_name(t->type), tensor_shape_text(t, found, sizeof found), reason);
 }
 
 /* Expected shape [experts][rows][cols], the first only when experts is not 0. */
@@ -70,7 +70,8 @@ static bool check_finite(loader *l, const tensor *t)
         float value = read_f32(t->data + i * sizeof(float));
         if (isfinite(value))
             continue;
-        snprintf(reason, sizeof reason, "and its value %llu is %g: the file is damaged, download it again", (unsigned long long)i, (double)value);
+        snprintf(reason, sizeof reason, "and its value %llu is %g: the file is damaged, download it again", (unsigned long long)i,
+                 (double)value);
         return tensor_error(l, t, reason);
     }
     return true;
@@ -84,15 +85,16 @@ static bool store(const tensor *weight, const tensor *scales, format_id id, int6
     return format_data_bytes(f, rows, cols, &out->data_bytes) && format_scale_bytes(f, rows, cols, &out->scale_bytes);
 }
 
-static bool load_fp8(loader *l, const tensor *weight, const char *module, const tensor_endings *e, int64_t experts, int64_t rows, int64_t cols,
-                     stored_matrix *out)
+static bool load_fp8(loader *l, const tensor *weight, const char *module, const tensor_endings *e, int64_t experts, int64_t rows,
+                     int64_t cols, stored_matrix *out)
 {
     const tensor *scales = find_ending(l, module, e->scale_inverse);
     if (!check_shape(l, weight, experts, rows, cols))
         return false;
     if (!scales && find_ending(l, module, e->scale))
-        return tensor_error(l, weight, "with weight_scale (one scale per row or per matrix), which is not supported; "
-                                       "expected weight_scale_inv with one scale per 128 x 128 block");
+        return tensor_error(l, weight,
+                            "with weight_scale (one scale per row or per matrix), which is not supported; "
+                            "expected weight_scale_inv with one scale per 128 x 128 block");
     if (!scales) {
         find_ending(l, module, e->scale_inverse);
         load_missing(l, l->name.data);
@@ -122,8 +124,8 @@ static bool load_tensor_scale(loader *l, const char *module, const tensor_ending
     return check_finite(l, t);
 }
 
-static bool load_fp4(loader *l, const tensor *weight, const char *module, const tensor_endings *e, int64_t experts, int64_t rows, int64_t cols,
-                     stored_matrix *out)
+static bool load_fp4(loader *l, const tensor *weight, const char *module, const tensor_endings *e, int64_t experts, int64_t rows,
+                     int64_t cols, stored_matrix *out)
 {
     const tensor *scales = find_ending(l, module, e->scale);
     if (!scales) {
@@ -135,14 +137,16 @@ static bool load_fp4(loader *l, const tensor *weight, const char *module, const 
     if (!nvidia && scales->type != DTYPE_U8 && scales->type != DTYPE_F8_E8M0)
         return tensor_error(l, scales, "expected U8 or F8_E8M0 (MXFP4) or F8_E4M3 (NVFP4)");
     if (cols % block != 0)
-        return tensor_error(l, weight, nvidia ? "but its rows are not a multiple of 16 values" : "but its rows are not a multiple of 32 values");
+        return tensor_error(
+            l, weight, nvidia ? "but its rows are not a multiple of 16 values" : "but its rows are not a multiple of 32 values");
     if (!check_shape(l, weight, experts, rows, cols / 2) || !check_shape(l, scales, experts, rows, cols / block))
         return false;
     return store(weight, scales, nvidia ? FORMAT_NVFP4 : FORMAT_MXFP4, rows, cols, out) &&
            (!nvidia || load_tensor_scale(l, module, e, experts, out));
 }
 
-bool load_stored(loader *l, const char *module, const tensor_endings *e, int64_t experts, int64_t rows, int64_t cols, stored_matrix *out)
+bool load_stored(loader *l, const char *module, const tensor_endings *e, int64_t experts, int64_t rows, int64_t cols,
+                 stored_matrix *out)
 {
     *out = (stored_matrix){0};
     const tensor *weight = find_ending(l, module, e->weight);
@@ -151,17 +155,14 @@ bool load_stored(loader *l, const char *module, const tensor_endings *e, int64_t
         return true;
     }
     switch (weight->type) {
-    case DTYPE_BF16:
-        return check_shape(l, weight, experts, rows, cols) && store(weight, NULL, FORMAT_BF16, rows, cols, out);
-    case DTYPE_F32:
-        return check_shape(l, weight, experts, rows, cols) && store(weight, NULL, FORMAT_F32, rows, cols, out);
-    case DTYPE_F8_E4M3:
-        return load_fp8(l, weight, module, e, experts, rows, cols, out);
-    case DTYPE_U8:
-        return load_fp4(l, weight, module, e, experts, rows, cols, out);
+    case DTYPE_BF16: return check_shape(l, weight, experts, rows, cols) && store(weight, NULL, FORMAT_BF16, rows, cols, out);
+    case DTYPE_F32: return check_shape(l, weight, experts, rows, cols) && store(weight, NULL, FORMAT_F32, rows, cols, out);
+    case DTYPE_F8_E4M3: return load_fp8(l, weight, module, e, experts, rows, cols, out);
+    case DTYPE_U8: return load_fp4(l, weight, module, e, experts, rows, cols, out);
     default:
-        return tensor_error(l, weight, "a type that is not supported for weights (BF16, F32, F8_E4M3 with weight_scale_inv, "
-                                       "U8 with weight_scale)");
+        return tensor_error(l, weight,
+                            "a type that is not supported for weights (BF16, F32, F8_E4M3 with weight_scale_inv, "
+                            "U8 with weight_scale)");
     }
 }
 
@@ -197,7 +198,8 @@ bool load_vector(loader *l, const char *name, int64_t count, const float **out)
         char reason[120];
         if (isfinite(values[i]))
             continue;
-        snprintf(reason, sizeof reason, "and its value %lld is %g: the file is damaged, download it again", (long long)i, (double)values[i]);
+        snprintf(reason, sizeof reason, "and its value %lld is %g: the file is damaged, download it again", (long long)i,
+                 (double)values[i]);
         return tensor_error(l, t, reason);
     }
     return true;

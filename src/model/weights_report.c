@@ -36,21 +36,21 @@ typedef struct layer_verdict {
 typedef struct group {
     verdict_kind kind;
     format_id format;
-    bool outside;                        /* outside the layers: part is a whole name */
+    bool outside; /* outside the layers: part is a whole name */
     bool draft;
     bool layers[CONFIG_MAX_LAYERS + 1];
     view part;
-    int weights;                         /* weight tensors this speaks of */
+    int weights; /* weight tensors this speaks of */
 } group;
 
 typedef struct report {
     loader *l;
     claims claims;
-    verdict *verdicts;    /* [module_count] */
+    verdict *verdicts; /* [module_count] */
     layer_verdict layers[CONFIG_MAX_LAYERS + 1];
     group *groups;
     size_t group_count;
-    text draft_entries;   /* entries without a tensor that name the draft layer in another engine's words */
+    text draft_entries; /* entries without a tensor that name the draft layer in another engine's words */
 } report;
 
 static bool starts(view v, const char *prefix)
@@ -163,7 +163,8 @@ static group *group_of(report *r, const verdict *v)
     bool draft = v->layer == r->l->m->config.layers;
     for (size_t i = 0; i < r->group_count; i++) {
         group *g = &r->groups[i];
-        if (g->kind == v->kind && g->format == v->format && g->draft == draft && g->outside == (v->layer < 0) && view_equal(g->part, part))
+        if (g->kind == v->kind && g->format == v->format && g->draft == draft && g->outside == (v->layer < 0) &&
+            view_equal(g->part, part))
             return g;
     }
     r->groups = mem_grow(r->groups, r->group_count + 1, sizeof *r->groups);
@@ -227,24 +228,28 @@ static void group_sentence(report *r, const group *g)
     upper_name(g->format, found);
     switch (g->kind) {
     case NOT_EXCLUDED:
-        sentence_add(&m->disagreements, &m->disagreement_count, "config.json does not exclude %s%s%s%s, but its tensors (%d) are %s: read as %s", name.data,
-                     g->draft && r->draft_entries.length ? " (it excludes " : "", g->draft && r->draft_entries.length ? r->draft_entries.data : "",
+        sentence_add(&m->disagreements, &m->disagreement_count,
+                     "config.json does not exclude %s%s%s%s, but its tensors (%d) are %s: read as %s", name.data,
+                     g->draft && r->draft_entries.length ? " (it excludes " : "",
+                     g->draft && r->draft_entries.length ? r->draft_entries.data : "",
                      g->draft && r->draft_entries.length ? ")" : "", g->weights, found, found);
         break;
     case EXCLUDED:
-        sentence_add(&m->disagreements, &m->disagreement_count, "config.json excludes %s from quantization, but its tensors (%d) are %s: read as %s",
-                     name.data, g->weights, found, found);
+        sentence_add(&m->disagreements, &m->disagreement_count,
+                     "config.json excludes %s from quantization, but its tensors (%d) are %s: read as %s", name.data, g->weights,
+                     found, found);
         break;
     case UNANNOUNCED:
-        sentence_add(&m->disagreements, &m->disagreement_count, "config.json has no quantization_config, but the tensors of %s (%d) are %s: read as %s",
-                     name.data, g->weights, found, found);
+        sentence_add(&m->disagreements, &m->disagreement_count,
+                     "config.json has no quantization_config, but the tensors of %s (%d) are %s: read as %s", name.data,
+                     g->weights, found, found);
         break;
     case OTHER_FORMAT:
-        sentence_add(&m->disagreements, &m->disagreement_count, "config.json says quantized weights are %s, but the tensors of %s (%d) are %s: read as %s",
+        sentence_add(&m->disagreements, &m->disagreement_count,
+                     "config.json says quantized weights are %s, but the tensors of %s (%d) are %s: read as %s",
                      upper_name((format_id)r->claims.format, claimed), name.data, g->weights, found, found);
         break;
-    case AGREES:
-        break;
+    case AGREES: break;
     }
     text_free(&name);
 }
@@ -334,7 +339,8 @@ static void shapes_sentence(report *r, const shape_list *s, int entries, const c
     enum { SHOWN = 8 };
     text list = {0};
     for (size_t i = 0; i < s->count && i < SHOWN; i++)
-        text_add_format(&list, s->items[i].count > 1 ? "%s%s (%d entries)" : "%s%s", i ? ", " : "", s->items[i].shape, s->items[i].count);
+        text_add_format(&list, s->items[i].count > 1 ? "%s%s (%d entries)" : "%s%s", i ? ", " : "", s->items[i].shape,
+                        s->items[i].count);
     if (s->count > SHOWN)
         text_add_format(&list, " and %zu other forms", s->count - SHOWN);
     sentence_add(&r->l->m->disagreements, &r->l->m->disagreement_count, "config.json's list \"%s\" has %d %s that %s: %s",
@@ -375,7 +381,8 @@ void report_disagreements(loader *l, const json_t *quantization)
     mark_all(&r);
     group_all(&r);
     if (r.claims.method && !r.claims.known)
-        sentence_add(&m->notices, &m->notice_count, "config.json's quantization_config has quant_method %s, whose lists are not known here: not compared",
+        sentence_add(&m->notices, &m->notice_count,
+                     "config.json's quantization_config has quant_method %s, whose lists are not known here: not compared",
                      r.claims.method);
     report_entries(&r, false);
     report_entries(&r, true);

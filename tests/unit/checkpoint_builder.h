@@ -20,8 +20,22 @@
 #include "formats/scalar.h"
 #include "model/weights.h"
 
-enum { HIDDEN = 160, VOCAB = 40, HEADS = 2, NOPE = 32, ROPE = 16, VALUE = 32, Q_LATENT = 64, KV_LATENT = 32, DENSE = 192, WIDTH = 128, EXPERTS = 4,
-       INDEX_HEADS = 4, INDEX_DIM = 32, LAYERS = 2 };
+enum {
+    HIDDEN = 160,
+    VOCAB = 40,
+    HEADS = 2,
+    NOPE = 32,
+    ROPE = 16,
+    VALUE = 32,
+    Q_LATENT = 64,
+    KV_LATENT = 32,
+    DENSE = 192,
+    WIDTH = 128,
+    EXPERTS = 4,
+    INDEX_HEADS = 4,
+    INDEX_DIM = 32,
+    LAYERS = 2
+};
 
 typedef struct item {
     char name[112];
@@ -35,13 +49,13 @@ typedef struct item {
 typedef struct builder {
     item *items;
     size_t count, capacity;
-    uint64_t state;        /* of the random bytes */
-    format_id attention;   /* layout of self_attn projections */
-    format_id experts;     /* layout of routed and shared experts of the trunk */
-    format_id draft;       /* layout of the MTP layer's experts */
-    dtype plain;           /* of everything else: DTYPE_BF16 or DTYPE_F32 */
+    uint64_t state;      /* of the random bytes */
+    format_id attention; /* layout of self_attn projections */
+    format_id experts;   /* layout of routed and shared experts of the trunk */
+    format_id draft;     /* layout of the MTP layer's experts */
+    dtype plain;         /* of everything else: DTYPE_BF16 or DTYPE_F32 */
     bool stacked, no_mtp;
-    const char *changes;   /* JSON object (with ' for ") merged into config.json */
+    const char *changes; /* JSON object (with ' for ") merged into config.json */
     char directory[64];
 } builder;
 
@@ -97,7 +111,8 @@ static inline void add_vector(builder *b, const char *name, int64_t count)
 }
 
 /* A tensor [stack][rows][cols], the first only when stack is not 0. */
-static inline item *add_shaped(builder *b, const char *module, const char *ending, dtype type, int64_t stack, int64_t rows, int64_t cols)
+static inline item *add_shaped(builder *b, const char *module, const char *ending, dtype type, int64_t stack, int64_t rows,
+                               int64_t cols)
 {
     char name[112];
     snprintf(name, sizeof name, "%s%s", module, ending);
@@ -110,7 +125,8 @@ static inline void add_matrix(builder *b, const char *module, int64_t stack, int
     switch (layout) {
     case FORMAT_FP8_BLOCK:
         item_fill_codes(b, add_shaped(b, module, weight, DTYPE_F8_E4M3, stack, rows, cols), 0, 126);
-        item_fill_float(b, add_shaped(b, module, stack ? "_scale_inv" : ".weight_scale_inv", DTYPE_F32, stack, (rows + 127) / 128, (cols + 127) / 128));
+        item_fill_float(b, add_shaped(b, module, stack ? "_scale_inv" : ".weight_scale_inv", DTYPE_F32, stack, (rows + 127) / 128,
+                                      (cols + 127) / 128));
         return;
     case FORMAT_MXFP4:
         item_fill_codes(b, add_shaped(b, module, weight, DTYPE_U8, stack, rows, cols / 2), 0, 255);
@@ -124,8 +140,7 @@ static inline void add_matrix(builder *b, const char *module, int64_t stack, int
         item_fill_float(b, item_add(b, name, DTYPE_F32, stack ? 1 : (int)(b->count % 2), stack ? stack : 1, 0, 0));
         return;
     }
-    default:
-        item_fill_float(b, add_shaped(b, module, weight, layout == FORMAT_F32 ? DTYPE_F32 : DTYPE_BF16, stack, rows, cols));
+    default: item_fill_float(b, add_shaped(b, module, weight, layout == FORMAT_F32 ? DTYPE_F32 : DTYPE_BF16, stack, rows, cols));
     }
 }
 
@@ -137,7 +152,8 @@ static inline format_id plain_format(const builder *b)
 static inline void add_layer(builder *b, int layer, bool full, bool sparse, format_id experts)
 {
     char n[112];
-#define NAME(...) (snprintf(n, sizeof n, "model.layers.%d.", layer), snprintf(n + strlen(n), sizeof n - strlen(n), __VA_ARGS__), n)
+#define NAME(...)                                                                                                                \
+    (snprintf(n, sizeof n, "model.layers.%d.", layer), snprintf(n + strlen(n), sizeof n - strlen(n), __VA_ARGS__), n)
     add_vector(b, NAME("input_layernorm.weight"), HIDDEN);
     add_vector(b, NAME("post_attention_layernorm.weight"), HIDDEN);
     add_matrix(b, NAME("self_attn.q_a_proj"), 0, Q_LATENT, HIDDEN, b->attention);
@@ -218,13 +234,16 @@ static inline json_t *builder_json(const char *source)
 static inline void builder_write_config(const builder *b)
 {
     char path[128];
-    json_t *root = json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architectures", "GlmMoeDsaForCausalLM",
-                             "model_type", "glm_moe_dsa", "vocab_size", VOCAB, "hidden_size", HIDDEN, "num_hidden_layers", LAYERS,
-                             "num_attention_heads", HEADS, "q_lora_rank", Q_LATENT, "kv_lora_rank", KV_LATENT, "qk_nope_head_dim", NOPE,
-                             "qk_rope_head_dim", ROPE, "v_head_dim", VALUE, "intermediate_size", DENSE, "moe_intermediate_size", WIDTH,
-                             "n_routed_experts", EXPERTS, "num_experts_per_tok", 2, "n_shared_experts", 1);
-    json_t *more = builder_json("{'routed_scaling_factor':2.5,'rms_norm_eps':1e-5,'max_position_embeddings':512,'index_n_heads':4,'index_head_dim':32,"
-                                "'index_topk':8,'rope_parameters':{'rope_theta':1e6,'rope_type':'default'},'index_topk_pattern':'FS',"
+    json_t *root =
+        json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architectures",
+                  "GlmMoeDsaForCausalLM", "model_type", "glm_moe_dsa", "vocab_size", VOCAB, "hidden_size", HIDDEN,
+                  "num_hidden_layers", LAYERS, "num_attention_heads", HEADS, "q_lora_rank", Q_LATENT, "kv_lora_rank", KV_LATENT,
+                  "qk_nope_head_dim", NOPE, "qk_rope_head_dim", ROPE, "v_head_dim", VALUE, "intermediate_size", DENSE,
+                  "moe_intermediate_size", WIDTH, "n_routed_experts", EXPERTS, "num_experts_per_tok", 2, "n_shared_experts", 1);
+    json_t *more = builder_json("{'routed_scaling_factor':2.5,'rms_norm_eps':1e-5,'max_position_embeddings':512,'index_n_heads':"
+                                "4,'index_head_dim':32,"
+                                "'index_topk':8,'rope_parameters':{'rope_theta':1e6,'rope_type':'default'},'index_topk_pattern':'"
+                                "FS',"
                                 "'first_k_dense_replace':1,'num_nextn_predict_layers':1,'eos_token_id':[1,2]}");
     json_t *changes = builder_json(b->changes ? b->changes : "{}");
     json_object_update(root, more);
@@ -283,8 +302,12 @@ static inline void builder_write(builder *b, size_t shards)
 
 static inline void builder_remove_files(builder *b)
 {
-    static const char *const files[] = {"config.json", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00003.safetensors",
-                                        "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"};
+    static const char *const files[] = {"config.json",
+                                        "model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00003.safetensors",
+                                        "model-00002-of-00003.safetensors",
+                                        "model-00003-of-00003.safetensors"};
     char path[160];
     for (size_t i = 0; b->directory[0] && i < sizeof files / sizeof *files; i++) {
         snprintf(path, sizeof path, "%s/%s", b->directory, files[i]);
@@ -330,7 +353,8 @@ typedef struct source {
 
 static inline source source_of(const builder *b, const char *module, int64_t stack)
 {
-    return (source){item_ending(b, module, stack < 0 ? ".weight" : ""), item_ending(b, module, stack < 0 ? ".weight_scale" : "_scale"),
+    return (source){item_ending(b, module, stack < 0 ? ".weight" : ""),
+                    item_ending(b, module, stack < 0 ? ".weight_scale" : "_scale"),
                     item_ending(b, module, stack < 0 ? ".weight_scale_inv" : "_scale_inv"),
                     item_ending(b, module, stack < 0 ? ".weight_scale_2" : "_scale_2"), stack};
 }
@@ -345,13 +369,15 @@ static inline float expected_value(const source *s, int64_t row, int64_t col)
         return float_at(w, (size_t)(line * stored + col));
     if (w->type == DTYPE_F8_E4M3) {
         int64_t high = (rows + 127) / 128, wide = (stored + 127) / 128;
-        return e4m3_decode(w->bytes[line * stored + col]) * float_at(s->inverse, (size_t)((at * high + row / 128) * wide + col / 128));
+        return e4m3_decode(w->bytes[line * stored + col]) *
+               float_at(s->inverse, (size_t)((at * high + row / 128) * wide + col / 128));
     }
     uint8_t pair = w->bytes[line * stored + col / 2];
     float element = e2m1_decode(col % 2 ? pair >> 4 : pair & 15);
     int64_t block = s->tensor_scale ? 16 : 32;
     uint8_t scale = s->scale->bytes[line * (2 * stored / block) + col / block];
-    return s->tensor_scale ? element * (e4m3_decode(scale) * float_at(s->tensor_scale, (size_t)at)) : element * e8m0_decode(scale);
+    return s->tensor_scale ? element * (e4m3_decode(scale) * float_at(s->tensor_scale, (size_t)at))
+                           : element * e8m0_decode(scale);
 }
 
 #endif

@@ -113,7 +113,8 @@ static void test_parameters(void **state)
 static void test_glm5(void **state)
 {
     (void)state;
-    model_config c = parsed("{'index_topk_freq':'-','index_skip_topk_offset':'-','index_topk_pattern':'-','index_share_for_mtp_iteration':'-',"
+    model_config c = parsed("{'index_topk_freq':'-','index_skip_topk_offset':'-','index_topk_pattern':'-','index_share_for_mtp_"
+                            "iteration':'-',"
                             "'rope_parameters':'-','rope_theta':1000000,'max_position_embeddings':202752}");
     for (int i = 0; i < c.layers; i++)
         assert_true(c.full_index[i]);
@@ -124,7 +125,8 @@ static void test_glm5(void **state)
 static void test_layer_lists(void **state)
 {
     (void)state;
-    model_config c = parsed("{'num_hidden_layers':4,'indexer_types':['full','shared','full','shared'],'mlp_layer_types':['sparse','dense','dense','sparse'],"
+    model_config c = parsed("{'num_hidden_layers':4,'indexer_types':['full','shared','full','shared'],'mlp_layer_types':['sparse'"
+                            ",'dense','dense','sparse'],"
                             "'index_topk_pattern':'FFFF','layer_types':['deepseek_sparse_attention','deepseek_sparse_attention',"
                             "'deepseek_sparse_attention','deepseek_sparse_attention']}");
     assert_true(c.full_index[0] && !c.full_index[1] && c.full_index[2] && !c.full_index[3]);
@@ -140,12 +142,14 @@ static void test_accepted(void **state)
 {
     (void)state;
     static const char *const accepted[] = {
-        "{'rope_scaling':null}", "{'rope_scaling':{'type':'default'}}", "{'rope_theta':8000000}", "{'eos_token_id':null}", "{'eos_token_id':'-'}",
-        "{'num_nextn_predict_layers':0}", "{'num_nextn_predict_layers':'-'}", "{'architectures':'-'}", "{'architectures':['Other','GlmMoeDsaForCausalLM']}",
-        "{'sliding_window':null,'swiglu_limit':null,'use_sliding_window':false}", "{'rope_interleave':'-','indexer_rope_interleave':'-'}",
-        "{'scoring_func':'-','topk_method':'-','hidden_act':'-','n_group':'-','topk_group':'-','norm_topk_prob':'-'}", "{'n_shared_experts':0}",
-        "{'n_group':8,'topk_group':4}", "{'num_hidden_layers':1}", "{'tie_word_embeddings':true}", "{'a_key_of_tomorrow':5}",
-        "{'num_hidden_layers':512,'index_topk_freq':1}",
+        "{'rope_scaling':null}", "{'rope_scaling':{'type':'default'}}", "{'rope_theta':8000000}", "{'eos_token_id':null}",
+        "{'eos_token_id':'-'}", "{'num_nextn_predict_layers':0}", "{'num_nextn_predict_layers':'-'}", "{'architectures':'-'}",
+        "{'architectures':['Other','GlmMoeDsaForCausalLM']}",
+        "{'sliding_window':null,'swiglu_limit':null,'use_sliding_window':false}",
+        "{'rope_interleave':'-','indexer_rope_interleave':'-'}",
+        "{'scoring_func':'-','topk_method':'-','hidden_act':'-','n_group':'-','topk_group':'-','norm_topk_prob':'-'}",
+        "{'n_shared_experts':0}", "{'n_group':8,'topk_group':4}", "{'num_hidden_layers':1}", "{'tie_word_embeddings':true}",
+        "{'a_key_of_tomorrow':5}", "{'num_hidden_layers':512,'index_topk_freq':1}",
     };
     for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++)
         parsed(accepted[i]);
@@ -252,9 +256,10 @@ static void test_required_keys(void **state)
 {
     (void)state;
     static const char *const required[] = {
-        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-        "qk_rope_head_dim", "v_head_dim", "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok",
-        "n_shared_experts", "routed_scaling_factor", "rms_norm_eps", "max_position_embeddings", "index_n_heads", "index_head_dim", "index_topk",
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "q_lora_rank", "kv_lora_rank",
+        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
+        "num_experts_per_tok", "n_shared_experts", "routed_scaling_factor", "rms_norm_eps", "max_position_embeddings",
+        "index_n_heads", "index_head_dim", "index_topk",
     };
     for (size_t i = 0; i < sizeof required / sizeof *required; i++) {
         error err = {0};
@@ -284,8 +289,9 @@ static void test_unknown_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_glm52), cmocka_unit_test(test_parameters), cmocka_unit_test(test_glm5), cmocka_unit_test(test_layer_lists),
-        cmocka_unit_test(test_accepted), cmocka_unit_test(test_refused), cmocka_unit_test(test_required_keys), cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_glm52),         cmocka_unit_test(test_parameters),   cmocka_unit_test(test_glm5),
+        cmocka_unit_test(test_layer_lists),   cmocka_unit_test(test_accepted),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_required_keys), cmocka_unit_test(test_unknown_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * config.json claims against what the headers say. */
 #include "checkpoint_builder.h"
 
+#include "model/claims.h"
 #include "model/inspect.h"
 
 static model *opened(const builder *b)
@@ -42,7 +43,8 @@ static void assert_disagreement(const model *m, const char *part)
     fail_msg("no disagreement says: %s", part);
 }
 
-static void check_matrix(const builder *b, const char *module, int64_t stack, int64_t first_row, const matrix *m, int64_t rows, int64_t cols)
+static void check_matrix(const builder *b, const char *module, int64_t stack, int64_t first_row, const matrix *m, int64_t rows,
+                         int64_t cols)
 {
     float *row = mem_alloc((size_t)cols, sizeof *row);
     source s = source_of(b, module, stack);
@@ -54,7 +56,8 @@ static void check_matrix(const builder *b, const char *module, int64_t stack, in
         matrix_row(m, r, row);
         for (int64_t c = 0; c < cols; c++)
             if (row[c] != expected_value(&s, first_row + r, c))
-                fail_msg("%s [%d][%d] is %g, expected %g", module, (int)r, (int)c, (double)row[c], (double)expected_value(&s, first_row + r, c));
+                fail_msg("%s [%d][%d] is %g, expected %g", module, (int)r, (int)c, (double)row[c],
+                         (double)expected_value(&s, first_row + r, c));
     }
     free(row);
 }
@@ -243,20 +246,27 @@ static void refused_item(const char *name, dtype type, int rank, int64_t d0, int
 static void test_shapes_and_types(void **state)
 {
     (void)state;
-    refused_item("model.layers.0.self_attn.q_a_proj.weight", DTYPE_BF16, 2, HIDDEN, Q_LATENT, "expected shape [64, 160]", FORMAT_BF16);
-    refused_item("model.layers.0.self_attn.q_a_proj.weight", DTYPE_BF16, 1, HIDDEN * Q_LATENT, 0, "expected shape [64, 160]", FORMAT_BF16);
+    refused_item("model.layers.0.self_attn.q_a_proj.weight", DTYPE_BF16, 2, HIDDEN, Q_LATENT, "expected shape [64, 160]",
+                 FORMAT_BF16);
+    refused_item("model.layers.0.self_attn.q_a_proj.weight", DTYPE_BF16, 1, HIDDEN * Q_LATENT, 0, "expected shape [64, 160]",
+                 FORMAT_BF16);
     refused_item("model.layers.0.self_attn.q_a_proj.weight", DTYPE_F16, 2, Q_LATENT, HIDDEN, "F16", FORMAT_BF16);
     refused_item("model.layers.0.input_layernorm.weight", DTYPE_F16, 1, HIDDEN, 0, "expected BF16 or F32", FORMAT_BF16);
     refused_item("model.layers.0.input_layernorm.weight", DTYPE_BF16, 1, HIDDEN + 1, 0, "expected shape [160]", FORMAT_BF16);
     refused_item("model.layers.0.input_layernorm.weight", DTYPE_BF16, 2, HIDDEN, 1, "expected shape [160]", FORMAT_BF16);
-    refused_item("model.layers.2.eh_proj.weight", DTYPE_U8, 2, HIDDEN, HIDDEN, "model.layers.2.eh_proj.weight_scale", FORMAT_BF16);
-    refused_item("model.layers.1.mlp.experts.0.up_proj.weight", DTYPE_U8, 2, WIDTH, HIDDEN, "expected shape [128, 80]", FORMAT_MXFP4);
-    refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale", DTYPE_U8, 2, WIDTH, 4, "expected shape [128, 5]", FORMAT_MXFP4);
+    refused_item("model.layers.2.eh_proj.weight", DTYPE_U8, 2, HIDDEN, HIDDEN, "model.layers.2.eh_proj.weight_scale",
+                 FORMAT_BF16);
+    refused_item("model.layers.1.mlp.experts.0.up_proj.weight", DTYPE_U8, 2, WIDTH, HIDDEN, "expected shape [128, 80]",
+                 FORMAT_MXFP4);
+    refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale", DTYPE_U8, 2, WIDTH, 4, "expected shape [128, 5]",
+                 FORMAT_MXFP4);
     refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale", DTYPE_BF16, 2, WIDTH, 5, "F8_E8M0", FORMAT_MXFP4);
-    refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale", DTYPE_F8_E4M3, 2, WIDTH, 5, "expected shape [128, 10]", FORMAT_NVFP4);
+    refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale", DTYPE_F8_E4M3, 2, WIDTH, 5, "expected shape [128, 10]",
+                 FORMAT_NVFP4);
     refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale_2", DTYPE_F32, 1, 2, 0, "expected one value", FORMAT_NVFP4);
     refused_item("model.layers.1.mlp.experts.0.up_proj.weight_scale_2", DTYPE_BF16, 1, 1, 0, "expected F32", FORMAT_NVFP4);
-    refused_item("model.layers.0.self_attn.kv_b_proj.weight_scale_inv", DTYPE_F32, 2, 2, 1, "expected shape [1, 1]", FORMAT_FP8_BLOCK);
+    refused_item("model.layers.0.self_attn.kv_b_proj.weight_scale_inv", DTYPE_F32, 2, 2, 1, "expected shape [1, 1]",
+                 FORMAT_FP8_BLOCK);
     refused_item("model.layers.0.self_attn.kv_b_proj.weight_scale_inv", DTYPE_BF16, 2, 1, 1, "expected F32", FORMAT_FP8_BLOCK);
 }
 
@@ -383,7 +393,9 @@ static void test_no_shared_experts(void **state)
     builder_free(&b);
 }
 
-#define QUARK(exclude) "{'quantization_config':{'quant_method':'quark','global_quant_config':{'weight':{'dtype':'fp4','group_size':32}},'exclude':[" exclude "]}}"
+#define QUARK(exclude)                                                                                                           \
+    "{'quantization_config':{'quant_method':'quark','global_quant_config':{'weight':{'dtype':'fp4','group_size':32}},'exclude':" \
+    "[" exclude "]}}"
 #define TRUNK_PLAIN "'lm_head','*self_attn*','*mlp.gate','model.layers.0.mlp.*'"
 
 static model *with_config(builder *b, const char *changes)
@@ -416,22 +428,28 @@ static void test_quark_lists(void **state)
     assert_int_equal(m->disagreement_count, 0);
     close_both(m, &b);
 
-    m = with_config(&b, QUARK(TRUNK_PLAIN ",'model.eh_proj','model.decoder.mlp.experts.0.gate_proj','model.decoder.mlp.experts.1.gate_proj'"));
-    assert_disagreement(m, "config.json does not exclude model.layers.2.mlp.experts.* (it excludes model.eh_proj, model.decoder.*), but its tensors (12) "
+    m = with_config(&b, QUARK(TRUNK_PLAIN ",'model.eh_proj','model.decoder.mlp.experts.0.gate_proj','model.decoder.mlp.experts.1."
+                                          "gate_proj'"));
+    assert_disagreement(m, "config.json does not exclude model.layers.2.mlp.experts.* (it excludes model.eh_proj, "
+                           "model.decoder.*), but its tensors (12) "
                            "are BF16: read as BF16");
     assert_disagreement(m, "does not exclude model.layers.2.eh_proj (it excludes");
-    assert_disagreement(m, "config.json's list \"exclude\" has 3 entries that no tensor matches: model.eh_proj, model.decoder.* (2 entries)");
+    assert_disagreement(m, "config.json's list \"exclude\" has 3 entries that no tensor matches: model.eh_proj, model.decoder.* "
+                           "(2 entries)");
     assert_int_equal(m->disagreement_count, 4);
     close_both(m, &b);
 
     m = with_config(&b, QUARK("'lm_head','model.layers.0.*','model.layers.1.self_attn.*','model.decoder.*'"));
-    assert_disagreement(m, "config.json does not exclude model.layers.2.* (it excludes model.decoder.*), but its tensors (24) are BF16: read as BF16");
+    assert_disagreement(m, "config.json does not exclude model.layers.2.* (it excludes model.decoder.*), but its tensors (24) "
+                           "are BF16: read as BF16");
     assert_int_equal(m->disagreement_count, 2);
     close_both(m, &b);
 
     m = with_config(&b, QUARK("'lm_head','model.*'"));
-    assert_disagreement(m, "config.json excludes model.layers.1.mlp.experts.* from quantization, but its tensors (12) are MXFP4: read as MXFP4");
-    assert_disagreement(m, "config.json excludes model.layers.1.mlp.shared_experts.* from quantization, but its tensors (3) are MXFP4");
+    assert_disagreement(m, "config.json excludes model.layers.1.mlp.experts.* from quantization, but its tensors (12) are MXFP4: "
+                           "read as MXFP4");
+    assert_disagreement(m, "config.json excludes model.layers.1.mlp.shared_experts.* from quantization, but its tensors (3) are "
+                           "MXFP4");
     assert_int_equal(m->disagreement_count, 2);
     close_both(m, &b);
 
@@ -447,12 +465,15 @@ static void test_other_lists(void **state)
     (void)state;
     builder b = {.attention = FORMAT_BF16, .experts = FORMAT_MXFP4, .draft = FORMAT_BF16, .plain = DTYPE_BF16};
     model *m = with_config(&b, "{}");
-    assert_disagreement(m, "config.json has no quantization_config, but the tensors of model.layers.1.mlp.experts.* (12) are MXFP4");
+    assert_disagreement(m, "config.json has no quantization_config, but the tensors of model.layers.1.mlp.experts.* (12) are "
+                           "MXFP4");
     assert_int_equal(m->disagreement_count, 2);
     close_both(m, &b);
 
-    m = with_config(&b, "{'quantization_config':{'quant_method':'modelopt','quant_algo':'NVFP4','ignore':['lm_head','model.layers.[02]*','*.self_attn*']}}");
-    assert_disagreement(m, "config.json says quantized weights are NVFP4, but the tensors of model.layers.1.mlp.experts.* (12) are MXFP4: read as MXFP4");
+    m = with_config(&b, "{'quantization_config':{'quant_method':'modelopt','quant_algo':'NVFP4','ignore':['lm_head','model."
+                        "layers.[02]*','*.self_attn*']}}");
+    assert_disagreement(m, "config.json says quantized weights are NVFP4, but the tensors of model.layers.1.mlp.experts.* (12) "
+                           "are MXFP4: read as MXFP4");
     assert_int_equal(m->disagreement_count, 2);
     close_both(m, &b);
 
@@ -464,23 +485,63 @@ static void test_other_lists(void **state)
 
     /* zai-org's FP8 list: weights_proj under a name that no tensor has */
     b.attention = b.experts = b.draft = FORMAT_FP8_BLOCK;
-    m = with_config(&b, "{'quantization_config':{'quant_method':'fp8','weight_block_size':[128,128],'modules_to_not_convert':['lm_head','eh_proj',"
-                        "'model.embed_tokens','model.norm','model.layers.0.self_attn.indexers_proj','model.layers.2.self_attn.indexers_proj',"
+    m = with_config(&b, "{'quantization_config':{'quant_method':'fp8','weight_block_size':[128,128],'modules_to_not_convert':['"
+                        "lm_head','eh_proj',"
+                        "'model.embed_tokens','model.norm','model.layers.0.self_attn.indexers_proj','model.layers.2.self_attn."
+                        "indexers_proj',"
                         "'model.layers.1.mlp.gate','model.layers.2.enorm','model.layers.0.mlp']}}");
-    assert_disagreement(m, "config.json's list \"modules_to_not_convert\" has 2 entries that no tensor matches: model.layers.*.self_attn.indexers_proj (2 entries)");
-    assert_disagreement(m, "config.json does not exclude model.layers.0.self_attn.indexer.weights_proj, but its tensors (1) are BF16");
-    assert_disagreement(m, "config.json does not exclude model.layers.2.self_attn.indexer.weights_proj, but its tensors (1) are BF16");
+    assert_disagreement(m, "config.json's list \"modules_to_not_convert\" has 2 entries that no tensor matches: "
+                           "model.layers.*.self_attn.indexers_proj (2 entries)");
+    assert_disagreement(m, "config.json does not exclude model.layers.0.self_attn.indexer.weights_proj, but its tensors (1) are "
+                           "BF16");
+    assert_disagreement(m, "config.json does not exclude model.layers.2.self_attn.indexer.weights_proj, but its tensors (1) are "
+                           "BF16");
     assert_int_equal(m->disagreement_count, 3);
     close_both(m, &b);
 
     /* stacked experts stand for the modules a list names */
     b.stacked = true;
-    m = with_config(&b, QUARK(TRUNK_PLAIN ",'model.layers.2.self_attn','model.layers.2.eh_proj','model.layers.2.mlp.shared_experts',"
-                              "'model.layers.2.mlp.experts.0.gate_proj','model.layers.2.mlp.experts.0.up_proj','model.layers.2.mlp.experts.0.down_proj',"
-                              "'model.layers.2.mlp.experts.3.down_proj'"));
+    m = with_config(&b, QUARK(TRUNK_PLAIN ",'model.layers.2.self_attn','model.layers.2.eh_proj','model.layers.2.mlp.shared_"
+                                          "experts',"
+                                          "'model.layers.2.mlp.experts.0.gate_proj','model.layers.2.mlp.experts.0.up_proj','"
+                                          "model.layers.2.mlp.experts.0.down_proj',"
+                                          "'model.layers.2.mlp.experts.3.down_proj'"));
     assert_int_equal(m->disagreement_count, 0);
     close_both(m, &b);
     builder_free(&b);
+}
+
+static void test_globs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pattern, *name;
+        bool matches;
+    } cases[] = {
+        {"*", "", true},
+        {"*", "a.b", true},
+        {"a*", "a", true},
+        {"a*c", "abcbc", true},
+        {"a*c", "abcb", false},
+        {"*a*b*", "xaxbx", true},
+        {"a?c", "abc", true},
+        {"a?c", "ac", false},
+        {"", "a", false},
+        {"a", "ab", false},
+        {"ab", "a", false},
+        {"l.[02]*", "l.2.x", true},
+        {"l.[02]*", "l.1.x", false},
+        {"[!a-c]", "d", true},
+        {"[!a-c]", "b", false},
+        {"[a-c]x", "bx", true},
+        {"[]]", "]", true},
+        {"[a-]", "-", true},
+        {"[ab", "a", false},
+        {"*[0-9].w", "e.12.w", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (glob_match(cases[i].pattern, cases[i].name) != cases[i].matches)
+            fail_msg("%s against %s", cases[i].pattern, cases[i].name);
 }
 
 static void test_inspect(void **state)
@@ -534,7 +595,8 @@ static void add_tiny(builder *b, int layer, const char *tail, int64_t rows, int6
 static void add_tiny_layer(builder *b, int layer, bool full, bool sparse)
 {
     char name[112];
-    static const char *const vectors[] = {"input_layernorm", "post_attention_layernorm", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
+    static const char *const vectors[] = {"input_layernorm", "post_attention_layernorm", "self_attn.q_a_layernorm",
+                                          "self_attn.kv_a_layernorm"};
     for (size_t i = 0; i < 4; i++)
         add_tiny(b, layer, vectors[i], 2, 0);
     add_tiny(b, layer, "self_attn.q_a_proj", 2, 2);
@@ -573,10 +635,13 @@ static void add_tiny_layer(builder *b, int layer, bool full, bool sparse)
 static void test_glm52_tensor_count(void **state)
 {
     (void)state;
-    builder b = {.plain = DTYPE_BF16, .changes = "{'num_hidden_layers':78,'index_topk_pattern':null,'index_topk_freq':4,'index_skip_topk_offset':3,"
-                 "'first_k_dense_replace':3,'hidden_size':2,'q_lora_rank':2,'kv_lora_rank':2,'num_attention_heads':1,'qk_nope_head_dim':1,"
-                 "'qk_rope_head_dim':2,'v_head_dim':1,'intermediate_size':1,'moe_intermediate_size':1,'n_routed_experts':256,"
-                 "'index_n_heads':1,'index_head_dim':2}"};
+    builder b = {.plain = DTYPE_BF16,
+                 .changes = "{'num_hidden_layers':78,'index_topk_pattern':null,'index_topk_freq':4,'index_skip_topk_offset':3,"
+                            "'first_k_dense_replace':3,'hidden_size':2,'q_lora_rank':2,'kv_lora_rank':2,'num_attention_heads':1,'"
+                            "qk_nope_head_dim':1,"
+                            "'qk_rope_head_dim':2,'v_head_dim':1,'intermediate_size':1,'moe_intermediate_size':1,'n_routed_"
+                            "experts':256,"
+                            "'index_n_heads':1,'index_head_dim':2}"};
     item_add(&b, "model.embed_tokens.weight", DTYPE_BF16, 2, VOCAB, 2, 0);
     item_add(&b, "lm_head.weight", DTYPE_BF16, 2, VOCAB, 2, 0);
     item_add(&b, "model.norm.weight", DTYPE_BF16, 1, 2, 0, 0);
@@ -598,11 +663,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_layout), cmocka_unit_test(test_mixed_and_sharded), cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_many_missing_and_surplus), cmocka_unit_test(test_shapes_and_types), cmocka_unit_test(test_fp8_rows_refused),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_harmless_extras), cmocka_unit_test(test_tied_embeddings),
-        cmocka_unit_test(test_draft_layer), cmocka_unit_test(test_no_shared_experts), cmocka_unit_test(test_quark_lists),
-        cmocka_unit_test(test_other_lists), cmocka_unit_test(test_inspect), cmocka_unit_test(test_glm52_cache),
-        cmocka_unit_test(test_glm52_tensor_count),
+        cmocka_unit_test(test_many_missing_and_surplus), cmocka_unit_test(test_shapes_and_types),
+        cmocka_unit_test(test_fp8_rows_refused), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_harmless_extras),
+        cmocka_unit_test(test_tied_embeddings), cmocka_unit_test(test_draft_layer), cmocka_unit_test(test_no_shared_experts),
+        cmocka_unit_test(test_quark_lists), cmocka_unit_test(test_other_lists), cmocka_unit_test(test_globs),
+        cmocka_unit_test(test_inspect), cmocka_unit_test(test_glm52_cache), cmocka_unit_test(test_glm52_tensor_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
