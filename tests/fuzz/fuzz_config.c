@@ -1,8 +1,9 @@
-/* Any bytes -> JSON -> config_parse. What is accepted must have the sizes that config.h promises and a parameter count that
- * does not wrap. */
+/* Any bytes -> JSON -> config_parse, and its quantization_config -> claims about modules. What is accepted must have the sizes
+ * that config.h promises and a parameter count that does not wrap. */
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "model/claims.h"
 #include "model/config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -24,6 +25,18 @@ static void check_accepted(const model_config *c)
     check(total > 0 && total < UINT64_MAX / 16 && active > 0);
 }
 
+static void try_claims(const json_t *quantization)
+{
+    static const char *const modules[] = {"lm_head", "model.layers.78.mlp.experts.12.gate_proj", "model.layers.3.self_attn.o_proj"};
+    claims c;
+    claims_read(quantization, &c);
+    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
+        claims_exclude(&c, modules[i]);
+        claims_mark(&c, modules[i]);
+    }
+    claims_free(&c);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     error err = {0};
@@ -37,6 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else
         check(err.code == ERROR_INPUT && err.text[0] != '\0');
     config_unknown_keys(root, &keys);
+    try_claims(json_object_get(root, "quantization_config"));
     text_free(&keys);
     json_decref(root);
     return 0;
