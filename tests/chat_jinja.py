@@ -3,7 +3,7 @@
 
 usage: chat_jinja.py DRIVER [--tokenizer FILE] [--count N] [--seed S] [--also FORMAT=FILE]...
 
-Renders the templates of tests/fixtures/templates the way Hugging Face does (sandbox, trim_blocks, lstrip_blocks, loop
+Renders the templates of tests/fixtures/templates and of models/nano the way Hugging Face does (sandbox, trim_blocks, lstrip_blocks, loop
 controls, its tojson filter) and compares every byte with the output of DRIVER (tests/chat_driver.c). --also compares a
 further template text for a format, such as a model's own file. With --tokenizer the driver also checks each prompt's tokens. What a template would print as nonsense or leave out is
 not generated here: tests/unit/test_chat.c checks that it is refused. Deterministic for one seed.
@@ -273,7 +273,8 @@ def main():
     a = parser.parse_args()
     command = [a.driver] + ([a.tokenizer] if a.tokenizer else [])
     print("%d floats equal repr()" % compare_floats(command, 20000, a.seed))
-    cases = [(n, os.path.join(HERE, "fixtures", "templates", n + ".jinja")) for n in FORMATS]
+    cases = [(n, os.path.join(HERE, "fixtures", "templates", n + ".jinja")) for n in FORMATS if n != "nano"]
+    cases.append(("nano", os.path.join(HERE, "..", "models", "nano", "chat_template.jinja")))
     cases += [tuple(s.split("=", 1)) for s in a.also]
     with ProcessPoolExecutor(max_workers=min(len(cases), os.cpu_count() or 1)) as pool:
         runs = [pool.submit(compare_template, command, name, path, a.count, a.seed) for name, path in cases]

@@ -8,6 +8,11 @@
 json_t *json_parse(const char *bytes, size_t count, const char *where, error *err)
 {
     json_error_t e;
+    const char *nul = count ? memchr(bytes, '\0', count) : NULL;
+    if (nul) { /* jansson takes it for the end of the text and ignores what follows */
+        error_set(err, ERROR_INPUT, "%s: not valid JSON: a NUL byte at offset %zu", where, (size_t)(nul - bytes));
+        return NULL;
+    }
     json_t *value = json_loadb(bytes, count, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     if (!value)
         error_set(err, ERROR_INPUT, "%s: not valid JSON at line %d, column %d: %s", where, e.line, e.column, e.text);

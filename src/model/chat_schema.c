@@ -125,6 +125,8 @@ view schema_trim(view s)
 /* Parses one JSON value as strictly as json_parse does, so that what is passed on can also come back. */
 static json_t *parse_value(view s)
 {
+    if (s.length == 0 || memchr(s.data, '\0', s.length))
+        return NULL; /* jansson takes a NUL for the end of the text */
     return json_loadb(s.data, s.length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
 }
 
