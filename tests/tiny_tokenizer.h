@@ -10,7 +10,7 @@
 #include "model/chat.h"
 #include "model/tokenizer.h"
 
-static const char *const tiny_long_tokens[] = {" a ", "\n\nB\n", "x\n", " \n", "\xE5\x8C", "\x97" "z", "\xF0\x9F\x98", "\"a\": 1", "tr", "ue", "12"};
+static const char *const tiny_long_tokens[] = {" a ", "\n\nB\n", "x\n", " \n", "\xE5\x8C", "\x97z", "\xF0\x9F\x98", "\"a\": 1", "tr", "ue", "12"};
 
 enum {
     TINY_LONG = 256,
