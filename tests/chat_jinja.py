@@ -3,10 +3,11 @@
 
 usage: chat_jinja.py DRIVER [--tokenizer FILE] [--count N] [--seed S] [--also FORMAT=FILE]...
 
-Renders the templates of tests/fixtures/templates and of models/nano the way Hugging Face does (sandbox, trim_blocks, lstrip_blocks, loop
-controls, its tojson filter) and compares every byte with the output of DRIVER (tests/chat_driver.c). --also compares a
-further template text for a format, such as a model's own file. With --tokenizer the driver also checks each prompt's tokens. What a template would print as nonsense or leave out is
-not generated here: tests/unit/test_chat.c checks that it is refused. Deterministic for one seed.
+Renders the templates of tests/fixtures/templates and of models/nano the way Hugging Face does (sandbox, trim_blocks,
+lstrip_blocks, loop controls, its tojson filter) and compares every byte with the output of DRIVER (tests/chat_driver.c).
+--also compares a further template text for a format, such as a model's own file. With --tokenizer the driver also checks
+each prompt's tokens. What a template would print as nonsense or leave out is not generated here: tests/unit/test_chat.c
+checks that it is refused. Deterministic for one seed.
 """
 import argparse
 import json
@@ -25,11 +26,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 HERE = os.path.dirname(os.path.abspath(__file__))
 FORMATS = ("glm-5.2", "glm-5.3", "glm-5", "nano")
 MEDIA = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
-WORDS = ["Hi", "what is", "the weather", "in", "北京", "مرحبا", "😀", "e\u0301", "ﬀ", "\u200b", "\u00a0", "\u3000", "\u2028", "\x1c",
-         "\x85", "\x00", "\x07", "\x7f", "\t", "\n", "\n\n", "\r\n", " ", "   ", "\"quoted\"", "\\n", "'", "<b>&amp;</b>", "{{ x }}",
-         "{% if %}", "a\u0000b", "\U0001F468\u200d\U0001F469", "0", "null", "True", "/", "<", ">", "<|", "think", "\ufeff", "\uffff"]
+WORDS = ["Hi", "what is", "the weather", "in", "北京", "مرحبا", "😀", "e\u0301", "ﬀ", "\u200b", "\u00a0", "\u3000", "\u2028",
+         "\x1c", "\x85", "\x00", "\x07", "\x7f", "\t", "\n", "\n\n", "\r\n", " ", "   ", "\"quoted\"", "\\n", "'", "<b>&amp;</b>",
+         "{{ x }}", "{% if %}", "a\u0000b", "\U0001F468\u200d\U0001F469", "0", "null", "True", "/", "<", ">", "<|", "think", "\ufeff",
+         "\uffff"]
 CONTROL = ["<think>", "</think>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>", "[gMASK]", "<sop>", "<tool_call>",
-           "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_response>", "/nothink", "<|endoftext|>"]
+           "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_response>", "/nothink",
+           "<|endoftext|>"]
 
 
 def environment():
@@ -56,8 +59,8 @@ class Generator:
     def float(self):
         kind = self.r.randrange(6)
         if kind == 0:
-            return self.r.choice([0.0, -0.0, 1.0, -1.0, 1e-07, 1e16, 1e15, 123456789012345680.0, 5e-324, 1.7976931348623157e308, 0.1,
-                                  1e-4, 1e-5, 9007199254740993.0, 2.0 ** -44, 1e22, 1e23, 9.5, 100.0])
+            return self.r.choice([0.0, -0.0, 1.0, -1.0, 1e-07, 1e16, 1e15, 123456789012345680.0, 5e-324, 1.7976931348623157e308,
+                                  0.1, 1e-4, 1e-5, 9007199254740993.0, 2.0 ** -44, 1e22, 1e23, 9.5, 100.0])
         if kind == 1:
             return math.ldexp(1.0, self.r.randint(-1074, 1023)) * self.r.choice([1, -1])
         if kind == 2:
@@ -87,7 +90,8 @@ class Generator:
         return self.object(depth + 1)
 
     def key(self):
-        return self.r.choice(["city", "q", "items", "名前", "a b", "", "x\"y", "type", "keys", "get", "n\n", self.text(2).replace("\0", "")])
+        return self.r.choice(["city", "q", "items", "名前", "a b", "", "x\"y", "type", "keys", "get", "n\n",
+                              self.text(2).replace("\0", "")])
 
     def object(self, depth=0):
         return {self.key(): self.value(depth) for _ in range(self.r.randint(0, 4))}
@@ -129,8 +133,9 @@ class Generator:
         m = {"role": "assistant"}
         kind = self.r.random()
         if kind < 0.2:
-            m["content"] = "".join([self.r.choice(["", "<think>", "\n", "x<think>"]), self.text(), self.r.choice(["", "\n", "\n\n"]),
-                                    "</think>", self.r.choice(["", "\n", " </think>"]), self.text()])
+            m["content"] = "".join([self.r.choice(["", "<think>", "\n", "x<think>"]), self.text(),
+                                    self.r.choice(["", "\n", "\n\n"]), "</think>", self.r.choice(["", "\n", " </think>"]),
+                                    self.text()])
         elif kind < 0.9:
             m["content"] = self.content()
         elif kind < 0.95:
@@ -259,7 +264,8 @@ def compare_template(command, name, path, count, seed):
     for conversation, found in zip(conversations, answers):
         expected = template.render(**for_jinja(conversation, name))
         if expected != found:
-            raise ValueError("%s differs\nrequest:  %s\nexpected: %r\nfound:    %r" % (name, json.dumps(conversation), expected, found))
+            raise ValueError("%s differs\nrequest:  %s\nexpected: %r\nfound:    %r" %
+                             (name, json.dumps(conversation), expected, found))
     return "%d conversations equal with %s: %s" % (len(conversations), name, os.path.basename(path))
 
 

@@ -112,7 +112,8 @@ def none_of(*names):
 
 CALL = re.compile(
     MARK["<tool_call>"] + "(?P<name>" + none_of("<tool_call>", "</tool_call>", "<arg_key>") + "*)"
-    "(?P<items>(?:" + MARK["<arg_key>"] + "(?:" + none_of("<arg_key>", "</arg_key>", "<arg_value>", "<tool_call>", "</tool_call>") + "*"
+    "(?P<items>(?:" + MARK["<arg_key>"] + "(?:" +
+    none_of("<arg_key>", "</arg_key>", "<arg_value>", "<tool_call>", "</tool_call>") + "*"
     "(?:" + MARK["</arg_key>"] + none_of("<arg_key>", "<arg_value>", "<tool_call>", "</tool_call>") + "*)?"
     "(?:" + MARK["<arg_value>"] + none_of("</arg_value>", "</tool_call>") + "*"
     "(?:" + MARK["</arg_value>"] + none_of("<arg_key>", "<tool_call>", "</tool_call>") + "*)?)?))*)"
@@ -232,17 +233,18 @@ class Streams:
             elif kind < 0.5:
                 out.append(self.r.choice([SPECIAL, ADDED]))
             else:
-                out += self.bytes(self.r.choice(["hello", " ", "\n", "\n\n", "\t", "é", "北京", "😀", "\"", "\\", "\0", "\x1f", "a b", "<think>",
-                                                 "</tool_call>", "\u00a0"]).encode())
+                out += self.bytes(self.r.choice(["hello", " ", "\n", "\n\n", "\t", "é", "北京", "😀", "\"", "\\", "\0", "\x1f", "a b",
+                                                 "<think>", "</tool_call>", "\u00a0"]).encode())
         return out
 
     def value(self):
         if self.r.random() < 0.3:
             return self.text()
         return self.bytes(self.r.choice([
-            "1", "-7", "1.5", "2.0", "1e3", "1e400", "99999999999999999999", "true", "false", "null", "True", "False", "None", "NaN", "[1, 2]", "[]",
-            "{}", "{\"a\": 1}", "{\"a\": 1, \"a\": 2}", "{\"a\\u0000\": 1}", "\"quoted\"", "\"5\"", "\"true\"", "\" 7 \"", "\"\\ud800\"", " 3 ", "\n4\n", "01", "-", "[1,",
-            "plain text", "北京", "  padded  ", "a", "b", "", " ", "{'a': 1}", "1 2", "\"\"", "-0", "-0.0", "\ufeff1"]).encode())
+            "1", "-7", "1.5", "2.0", "1e3", "1e400", "99999999999999999999", "true", "false", "null", "True", "False", "None", "NaN",
+            "[1, 2]", "[]", "{}", "{\"a\": 1}", "{\"a\": 1, \"a\": 2}", "{\"a\\u0000\": 1}", "\"quoted\"", "\"5\"", "\"true\"", "\" 7 \"",
+            "\"\\ud800\"", " 3 ", "\n4\n", "01", "-", "[1,", "plain text", "北京", "  padded  ", "a", "b", "", " ", "{'a': 1}", "1 2",
+            "\"\"", "-0", "-0.0", "\ufeff1"]).encode())
 
     def call(self):
         out = [ID["<tool_call>"]] + self.bytes(self.r.choice(["f", "f", "f", "g", "unknown", "f\n", " f ", "", "na me"]).encode())

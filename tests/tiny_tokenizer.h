@@ -10,7 +10,8 @@
 #include "model/chat.h"
 #include "model/tokenizer.h"
 
-static const char *const tiny_long_tokens[] = {" a ", "\n\nB\n", "x\n", " \n", "\xE5\x8C", "\x97z", "\xF0\x9F\x98", "\"a\": 1", "tr", "ue", "12"};
+static const char *const tiny_long_tokens[] = {" a ",          "\n\nB\n",  "x\n", " \n", "\xE5\x8C", "\x97z",
+                                               "\xF0\x9F\x98", "\"a\": 1", "tr",  "ue",  "12"};
 
 enum {
     TINY_LONG = 256,
@@ -36,8 +37,11 @@ static inline void tiny_add_byte(text *t, unsigned char byte)
 
 static inline void tiny_add_added(text *t, int id, const char *content, bool special)
 {
-    text_add_format(t, "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
-                    "\"special\":%s}", id == TINY_CONTROL ? "" : ",", id, content, special ? "true" : "false");
+    text_add_format(
+        t,
+        "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
+        "\"special\":%s}",
+        id == TINY_CONTROL ? "" : ",", id, content, special ? "true" : "false");
 }
 
 static inline void tiny_add_vocabulary(text *t)
@@ -55,14 +59,16 @@ static inline void tiny_add_vocabulary(text *t)
 /* leave_out: a control token the tokenizer does not have; CHAT_TEXT for none. */
 static inline tokenizer *tiny_tokenizer(chat_control leave_out)
 {
-    static const char split[] = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
+    static const char split[] =
+        "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
         "\\\\p{L}+|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},"
         "\"behavior\":\"Isolated\",\"invert\":false}";
     static const char level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false}";
     text t = {0};
     text_add_text(&t, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[");
     for (int c = 0; c < CHAT_CONTROL_COUNT; c++)
-        tiny_add_added(&t, TINY_CONTROL + c, c == (int)leave_out ? "<left_out>" : chat_control_text((chat_control)c), c < CHAT_THINK);
+        tiny_add_added(&t, TINY_CONTROL + c, c == (int)leave_out ? "<left_out>" : chat_control_text((chat_control)c),
+                       c < CHAT_THINK);
     tiny_add_added(&t, TINY_SPECIAL, "/nothink", true);
     tiny_add_added(&t, TINY_ADDED, "<|begin_of_box|>", false);
     text_add_format(&t, "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[%s,%s]},"

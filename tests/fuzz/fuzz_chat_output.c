@@ -1,7 +1,7 @@
-/* Random token streams through the parser of chat output. A byte of the input is a token: 0 to 127 a character, then bytes that are half
- * characters, longer tokens and every control token, so that damage at any place is common. Checked: no crash, whole characters only,
- * events in a sensible order, arguments of complete calls are JSON objects, and the same text whether events are taken after every token
- * or at the end. */
+/* Random token streams through the parser of chat output. A byte of the input is a token: 0 to 127 a character, then longer
+ * tokens, every control token, and bytes that are half characters, so that damage at any place is common. Checked: no crash,
+ * whole characters only, events in a sensible order, arguments of complete calls are JSON objects, and the same text whether
+ * events are taken after every token or at the end. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +27,11 @@ static void open_once(void)
         return;
     tiny = tiny_tokenizer(CHAT_TEXT);
     format = chat_format_load(NULL, tiny, "glm-5.2", &err);
-    tools = json_loads("[{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
-                       "\"b\":{\"type\":[\"boolean\",\"null\"]},\"o\":{\"anyOf\":[{\"type\":\"object\"},{\"type\":\"array\"}]},"
-                       "\"u\":{\"type\":[\"string\",\"number\"]}}}},{\"name\":\"\\n\"}]", 0, NULL);
+    tools =
+        json_loads("[{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
+                   "\"b\":{\"type\":[\"boolean\",\"null\"]},\"o\":{\"anyOf\":[{\"type\":\"object\"},{\"type\":\"array\"}]},"
+                   "\"u\":{\"type\":[\"string\",\"number\"]}}}},{\"name\":\"\\n\"}]",
+                   0, NULL);
     require(format && tools);
 }
 

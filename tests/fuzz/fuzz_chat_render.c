@@ -1,6 +1,6 @@
-/* Arbitrary JSON as a conversation: {"messages", "tools"} or the bare messages. The first byte chooses the format and the options. Checked:
- * no crash, an error text for every refusal, segments that tile the text, tokens that are control tokens exactly where the format wrote
- * them, and the same tokens as the whole text's when no text segment holds a control string. */
+/* Arbitrary JSON as a conversation: {"messages", "tools"} or the bare messages. The first byte chooses the format and the
+ * options. Checked: no crash, an error text for every refusal, segments that tile the text, tokens that are control tokens
+ * exactly where the format wrote them, and the same tokens as the whole text's when no text segment holds a control string. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

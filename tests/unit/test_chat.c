@@ -81,7 +81,8 @@ static void test_format_by_hash(void **state)
     chat_format_free(f);
 
     write_file(directory, "chat_template.jinja", "{{ x }}", 7);
-    expect_load_error(directory, NULL, NULL, "(7 bytes, SHA-256 e52c737297f7dad622da7e58f5a16e7437f2716daccb4da859fc567ccd75c9a4)");
+    expect_load_error(directory, NULL, NULL,
+                      "(7 bytes, SHA-256 e52c737297f7dad622da7e58f5a16e7437f2716daccb4da859fc567ccd75c9a4)");
     expect_load_error(directory, NULL, NULL, "--template NAME");
     f = chat_format_load(directory, NULL, "glm-5.2", &err);
     assert_non_null(f);
@@ -167,11 +168,14 @@ static void test_text(void **state)
     expect_text("nano", hi, NULL, quick, "[gMASK]<sop><|user|>Hi<|assistant|><think></think>");
     high.reasoning_effort = "low";
     expect_text("glm-5.3", hi, NULL, high, "[gMASK]<sop><|system|>Reasoning Effort: Low<|user|>Hi<|assistant|><think>");
-    expect_text("glm-5.2", "[{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": "
-                "\"{\\\"n\\\": 1.0, \\\"s\\\": \\\"x\\\"}\"}}]}, {\"role\": \"tool\", \"content\": \"1\"}, {\"role\": \"tool\", \"content\": \"2\"}]",
-                NULL, (chat_options){.enable_thinking = CHAT_FALSE},
-                "[gMASK]<sop><|assistant|><think></think><tool_call>f<arg_key>n</arg_key><arg_value>1.0</arg_value><arg_key>s</arg_key>"
-                "<arg_value>x</arg_value></tool_call><|observation|><tool_response>1</tool_response><tool_response>2</tool_response>");
+    expect_text(
+        "glm-5.2",
+        "[{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": "
+        "\"{\\\"n\\\": 1.0, \\\"s\\\": \\\"x\\\"}\"}}]}, {\"role\": \"tool\", \"content\": \"1\"}, {\"role\": \"tool\", "
+        "\"content\": \"2\"}]",
+        NULL, (chat_options){.enable_thinking = CHAT_FALSE},
+        "[gMASK]<sop><|assistant|><think></think><tool_call>f<arg_key>n</arg_key><arg_value>1.0</arg_value><arg_key>s</arg_key>"
+        "<arg_value>x</arg_value></tool_call><|observation|><tool_response>1</tool_response><tool_response>2</tool_response>");
 }
 
 /* ---- refusals ---- */
@@ -191,31 +195,46 @@ static void test_refusals(void **state)
         {"glm-5.2", "[{\"role\": \"user\"}]", NULL, "messages[0].content: expected a string or an array of parts, found nothing"},
         {"glm-5.2", "[{\"role\": \"system\", \"content\": null}]", NULL, "messages[0].content: expected"},
         {"glm-5.2", "[{\"role\": \"user\", \"content\": 5}]", NULL, "found an integer"},
-        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, 5]}]", NULL, "messages[0].content[1]: expected"},
-        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"text\": \"a\"}]}]", NULL, "messages[0].content[0].type: expected a string"},
-        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]", NULL, "messages[0].content[0].text: expected a string"},
-        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"file\"}]}]", NULL, "messages[0].content[0].type: \"file\" parts"},
-        {"glm-5", "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", NULL, "\"image_url\" parts are not supported"},
-        {"nano", "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", NULL, "\"image_url\" parts are not supported"},
+        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, 5]}]", NULL,
+         "messages[0].content[1]: expected"},
+        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"text\": \"a\"}]}]", NULL,
+         "messages[0].content[0].type: expected a string"},
+        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]", NULL,
+         "messages[0].content[0].text: expected a string"},
+        {"glm-5.2", "[{\"role\": \"user\", \"content\": [{\"type\": \"file\"}]}]", NULL,
+         "messages[0].content[0].type: \"file\" parts"},
+        {"glm-5", "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", NULL,
+         "\"image_url\" parts are not supported"},
+        {"nano", "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", NULL,
+         "\"image_url\" parts are not supported"},
         {"glm-5.2", "[{\"role\": \"assistant\"}]", NULL, "messages[0]: an assistant message needs"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"reasoning_content\": 1}]", NULL, "messages[0].reasoning_content: expected a string"},
-        {"glm-5.2", "[{\"role\": \"user\", \"content\": \"\", \"tool_calls\": [{}]}]", NULL, "messages[0].tool_calls: only an assistant"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"reasoning_content\": 1}]", NULL,
+         "messages[0].reasoning_content: expected a string"},
+        {"glm-5.2", "[{\"role\": \"user\", \"content\": \"\", \"tool_calls\": [{}]}]", NULL,
+         "messages[0].tool_calls: only an assistant"},
         {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": {}}]", NULL, "messages[0].tool_calls: expected an array"},
         {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [1]}]", NULL, "messages[0].tool_calls[0]: expected an object"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": 1}]}]", NULL, "messages[0].tool_calls[0].function: expected"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {}}]}]", NULL, "messages[0].tool_calls[0].function.name: expected"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"\"}]}]", NULL, "messages[0].tool_calls[0].name: expected"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": 1}]}]", NULL,
+         "messages[0].tool_calls[0].function: expected"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {}}]}]", NULL,
+         "messages[0].tool_calls[0].function.name: expected"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"\"}]}]", NULL,
+         "messages[0].tool_calls[0].name: expected"},
         {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": \"[]\"}]}]", NULL,
          "messages[0].tool_calls[0].arguments: expected a JSON object (or its text), found an array"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"{\"}}]}]", NULL,
-         "messages[0].tool_calls[0].function.arguments: not valid JSON"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": \"{\\\"a\\\":1,\\\"a\\\":2}\"}]}]", NULL, "duplicate"},
-        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": 1}]}]", NULL, "found an integer"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"{\"}}]}]",
+         NULL, "messages[0].tool_calls[0].function.arguments: not valid JSON"},
+        {"glm-5.2",
+         "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": \"{\\\"a\\\":1,\\\"a\\\":2}\"}]}]", NULL,
+         "duplicate"},
+        {"glm-5.2", "[{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": 1}]}]", NULL,
+         "found an integer"},
         {"glm-5.2", "[{\"role\": \"tool\"}]", NULL, "messages[0].content: expected"},
         {"glm-5.2", "[{\"role\": \"tool\", \"content\": []}]", NULL, "messages[0].content: the array is empty"},
-        {"glm-5.2", "[{\"role\": \"tool\", \"content\": [{\"output\": \"a\"}, {\"output\": 1}]}]", NULL, "messages[0].content[1].output"},
-        {"glm-5.2", "[{\"role\": \"tool\", \"content\": [{\"type\": \"tool_reference\", \"name\": \"g\"}]}]", "[{\"name\": \"f\"}]",
-         "messages[0].content[0]: expected {\"type\": \"tool_reference\""},
+        {"glm-5.2", "[{\"role\": \"tool\", \"content\": [{\"output\": \"a\"}, {\"output\": 1}]}]", NULL,
+         "messages[0].content[1].output"},
+        {"glm-5.2", "[{\"role\": \"tool\", \"content\": [{\"type\": \"tool_reference\", \"name\": \"g\"}]}]",
+         "[{\"name\": \"f\"}]", "messages[0].content[0]: expected {\"type\": \"tool_reference\""},
         {"nano", "[{\"role\": \"tool\", \"content\": [{\"output\": \"a\"}]}]", NULL, "messages[0].content[0].type"},
         {"glm-5", "[{\"role\": \"tool\", \"content\": [{\"type\": \"tool_reference\", \"name\": \"f\"}]}]", "[{\"name\": \"f\"}]",
          "\"tool_reference\" parts are not supported"},
@@ -260,7 +279,8 @@ static void expect_option_error(const char *format, chat_options o, const char *
 static void test_options_that_cannot_be_obeyed(void **state)
 {
     (void)state;
-    expect_option_error("glm-5.3", (chat_options){.enable_thinking = CHAT_FALSE}, "enable_thinking: the chat format glm-5.3 always thinks");
+    expect_option_error("glm-5.3", (chat_options){.enable_thinking = CHAT_FALSE},
+                        "enable_thinking: the chat format glm-5.3 always thinks");
     expect_option_error("nano", (chat_options){.clear_thinking = CHAT_FALSE}, "clear_thinking: the chat format nano cannot keep");
 }
 
@@ -278,7 +298,8 @@ static void test_segments(void **state)
     token_list ids = {0};
     assert_true(chat_render(f, m, NULL, &o, &p, &err));
     assert_true(p.in_thinking);
-    static const chat_control expected[] = {CHAT_GMASK, CHAT_SOP, CHAT_SYSTEM, CHAT_TEXT, CHAT_USER, CHAT_TEXT, CHAT_ASSISTANT, CHAT_THINK};
+    static const chat_control expected[] = {CHAT_GMASK, CHAT_SOP,  CHAT_SYSTEM,    CHAT_TEXT,
+                                            CHAT_USER,  CHAT_TEXT, CHAT_ASSISTANT, CHAT_THINK};
     assert_int_equal(p.segment_count, sizeof expected / sizeof *expected);
     for (size_t i = 0; i < p.segment_count; i++) {
         assert_int_equal(p.segments[i].control, expected[i]);
@@ -309,9 +330,13 @@ static void test_no_text_becomes_control(void **state)
     for (int c = 0; c < CHAT_CONTROL_COUNT; c++) {
         const char *x = chat_control_text((chat_control)c);
         text json = {0};
-        text_add_format(&json, "[{\"role\":\"system\",\"content\":\"%s\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"%s\"},\"%s\"]},"
-                        "{\"role\":\"assistant\",\"reasoning_content\":\"%s\",\"content\":\"%s\",\"tool_calls\":[{\"name\":\"%s\",\"arguments\":"
-                        "{\"%s\":\"%s\",\"b\":[\"%s\"]}}]},{\"role\":\"tool\",\"content\":\"%s\"}]", x, x, x, x, x, x, x, x, x, x);
+        text_add_format(&json,
+                        "[{\"role\":\"system\",\"content\":\"%s\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":"
+                        "\"%s\"},\"%s\"]},"
+                        "{\"role\":\"assistant\",\"reasoning_content\":\"%s\",\"content\":\"%s\",\"tool_calls\":[{\"name\":\"%"
+                        "s\",\"arguments\":"
+                        "{\"%s\":\"%s\",\"b\":[\"%s\"]}}]},{\"role\":\"tool\",\"content\":\"%s\"}]",
+                        x, x, x, x, x, x, x, x, x, x);
         json_t *hostile = parse(json.data), *tools = json_pack("[{s:s, s:s, s:s}]", "name", x, "description", x, x, x);
         chat_prompt p = {0};
         token_list ids = {0};
@@ -341,7 +366,8 @@ static void test_no_text_becomes_control(void **state)
 static void test_python_json(void **state)
 {
     (void)state;
-    json_t *v = parse("{\"b\": [1, 1.0, -0.0, 1e16, 1e-7, 0.0001, 123456.789, true, null, {}], \"a\": \"\\u0000\\u001f\\u007f\\\"\\\\/\\n\\r\\t\\f\\b<é>\"}");
+    json_t *v = parse("{\"b\": [1, 1.0, -0.0, 1e16, 1e-7, 0.0001, 123456.789, true, null, {}], \"a\": "
+                      "\"\\u0000\\u001f\\u007f\\\"\\\\/\\n\\r\\t\\f\\b<é>\"}");
     text t = {0};
     python_json_add(&t, v);
     assert_string_equal(t.data, "{\"b\": [1, 1.0, -0.0, 1e+16, 1e-07, 0.0001, 123456.789, true, null, {}], \"a\": "
@@ -356,8 +382,12 @@ static void test_python_json(void **state)
 static void test_python_strip(void **state)
 {
     (void)state;
-    static const char *const cases[][2] = {{"", ""}, {" \t\n\r\v\f\x1c\x1f", ""}, {"\u3000a b\u00a0", "a b"}, {"\u2028\u2029\xC2\x85x\u1680\u2000\u200a\u202f\u205f", "x"},
-                                           {"\u200bx\ufeff", "\u200bx\ufeff"}, {"\u180ex", "\u180ex"}};
+    static const char *const cases[][2] = {{"", ""},
+                                           {" \t\n\r\v\f\x1c\x1f", ""},
+                                           {"\u3000a b\u00a0", "a b"},
+                                           {"\u2028\u2029\xC2\x85x\u1680\u2000\u200a\u202f\u205f", "x"},
+                                           {"\u200bx\ufeff", "\u200bx\ufeff"},
+                                           {"\u180ex", "\u180ex"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_true(view_equal_text(python_strip(view_of(cases[i][0])), cases[i][1]));
 }

@@ -22,9 +22,11 @@ static int open_all(void **state)
     error err = {0};
     tiny = tiny_tokenizer(CHAT_TEXT);
     format = chat_format_load(NULL, tiny, "glm-5.2", &err);
-    tools = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},"
-                       "\"i\":{\"type\":\"integer\"},\"b\":{\"type\":\"boolean\"},\"l\":{\"$ref\":\"#\"},\"deep\":{\"anyOf\":[{\"$ref\":"
-                       "\"#/properties/deep\"},{\"$ref\":\"#/properties/deep\"}]},\"n\":{\"type\":[\"string\",\"null\"]}}}}}]", 0, NULL);
+    tools = json_loads(
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},"
+        "\"i\":{\"type\":\"integer\"},\"b\":{\"type\":\"boolean\"},\"l\":{\"$ref\":\"#\"},\"deep\":{\"anyOf\":[{\"$ref\":"
+        "\"#/properties/deep\"},{\"$ref\":\"#/properties/deep\"}]},\"n\":{\"type\":[\"string\",\"null\"]}}}}}]",
+        0, NULL);
     return format && tools ? 0 : -1;
 }
 
@@ -117,10 +119,12 @@ static void test_calls(void **state)
 {
     (void)state;
     expect(false, "<tool_call>f</tool_call><|observation|>", "0[f]A({})E!0 calls0");
-    expect(false, "<tool_call>f" S("s", "x") S("i", "3") "</tool_call><|observation|>", "0[f]A({\"s\": \"x\", \"i\": 3})E!0 calls0");
+    expect(false, "<tool_call>f" S("s", "x") S("i", "3") "</tool_call><|observation|>",
+           "0[f]A({\"s\": \"x\", \"i\": 3})E!0 calls0");
     expect(false, "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n</tool_call>\n<|observation|>",
            "0[f]A({\"s\": \"x\"})E!0 calls0");
-    expect(false, "A\n<tool_call>f</tool_call>\n<tool_call>g</tool_call>\nB\n<|observation|>", "C(A)0[f]A({})E!01[g]A({})E!2C(\n\nB) calls2");
+    expect(false, "A\n<tool_call>f</tool_call>\n<tool_call>g</tool_call>\nB\n<|observation|>",
+           "C(A)0[f]A({})E!01[g]A({})E!2C(\n\nB) calls2");
     expect(true, "think <tool_call>f</tool_call><|observation|>", "R(think )0[f]A({})E!0 calls0");
     expect(true, "t<tool_call>f</tool_call></think>c<|user|>", "R(t)0[f]A({})E!0C(c) calls8");
     expect(false, "<tool_call>g" S("a", "[1]") S("b", "text") S("c", "\"q\"") "</tool_call>",
@@ -131,10 +135,14 @@ static void test_values(void **state)
 {
     (void)state;
     expect(false, "<tool_call>f" S("s", " {\"a\":\n1} ") "</tool_call>", "0[f]A({\"s\": \" {\\\"a\\\":\\n1} \"})E!0 cut0");
-    expect(false, "<tool_call>f" S("s", "<think></arg_key><tool_call>") "</tool_call>", "0[f]A({\"s\": \"<think></arg_key><tool_call>\"})E!0 cut0");
-    expect(false, "<tool_call>f" S("i", " \n5 ") S("b", "True") S("n", "null") "</tool_call>", "0[f]A({\"i\": 5, \"b\": true, \"n\": null})E!0 cut0");
-    expect(false, "<tool_call>f" S("i", "\"5\"") S("b", "yes") S("n", "7") "</tool_call>", "0[f]A({\"i\": 5, \"b\": \"yes\", \"n\": \"7\"})E!32 cut32");
-    expect(false, "<tool_call>f" S("i", "18446744073709551616") "</tool_call>", "0[f]A({\"i\": \"18446744073709551616\"})E!32 cut32");
+    expect(false, "<tool_call>f" S("s", "<think></arg_key><tool_call>") "</tool_call>",
+           "0[f]A({\"s\": \"<think></arg_key><tool_call>\"})E!0 cut0");
+    expect(false, "<tool_call>f" S("i", " \n5 ") S("b", "True") S("n", "null") "</tool_call>",
+           "0[f]A({\"i\": 5, \"b\": true, \"n\": null})E!0 cut0");
+    expect(false, "<tool_call>f" S("i", "\"5\"") S("b", "yes") S("n", "7") "</tool_call>",
+           "0[f]A({\"i\": 5, \"b\": \"yes\", \"n\": \"7\"})E!32 cut32");
+    expect(false, "<tool_call>f" S("i", "18446744073709551616") "</tool_call>",
+           "0[f]A({\"i\": \"18446744073709551616\"})E!32 cut32");
     expect(false, "<tool_call>f" S("l", "1") S("deep", "x") "</tool_call>", "0[f]A({\"l\": 1, \"deep\": \"x\"})E!0 cut0");
     expect(false, "<tool_call>f" S("s", "") S("i", "") "</tool_call>", "0[f]A({\"s\": \"\", \"i\": \"\"})E!32 cut32");
 }
