@@ -9,7 +9,7 @@ json_t *json_parse(const char *bytes, size_t count, const char *where, error *er
 {
     json_error_t e;
     const char *nul = count ? memchr(bytes, '\0', count) : NULL;
-    if (nul) { /* jansson takes it for the end of the text and ignores what follows */
+    if (nul) { /* jansson overlooks one that follows a number */
         error_set(err, ERROR_INPUT, "%s: not valid JSON: a NUL byte at offset %zu", where, (size_t)(nul - bytes));
         return NULL;
     }

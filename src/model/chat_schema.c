@@ -126,7 +126,7 @@ view schema_trim(view s)
 static json_t *parse_value(view s)
 {
     if (s.length == 0 || memchr(s.data, '\0', s.length))
-        return NULL; /* jansson takes a NUL for the end of the text */
+        return NULL; /* jansson overlooks a NUL that follows a number */
     return json_loadb(s.data, s.length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
 }
 
