@@ -17,6 +17,7 @@
 #include "commands/commands.h"
 
 static const command *const commands[] = {
+    &command_chat, &command_run, &command_inspect, &command_tokenize, &command_render, &command_logits,
     &command_help, &command_completion, &command_man, &command_version,
 };
 
@@ -118,9 +119,9 @@ static int run_command(const command *c, int count, char **arguments)
 static int show_status(void)
 {
     printf("drawbridge %s: %s\n\n"
-           "  drawbridge help          the commands\n"
-           "  drawbridge tokenize hi   text to tokens of the built-in model\n"
-           "  drawbridge help tokenize how a command works\n",
+           "  drawbridge chat                      talk to the built-in model\n"
+           "  drawbridge run -p 'What is 2 + 3?'   one question, one answer\n"
+           "  drawbridge help                      all commands\n",
            drawbridge.version, drawbridge.summary);
     return finish_output(NULL, ERROR_NONE);
 }

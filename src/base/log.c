@@ -16,6 +16,11 @@ void log_set_level(log_level level)
     level_now = level;
 }
 
+log_level log_level_now(void)
+{
+    return level_now;
+}
+
 /* One write for the whole line: standard error is not buffered, and threads and ranks share it. */
 static void print_line(const char *prefix, const char *format, va_list args)
 {

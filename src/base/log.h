@@ -7,6 +7,7 @@
 typedef enum log_level { LOG_QUIET, LOG_NORMAL, LOG_VERBOSE } log_level;
 
 void log_set_level(log_level level);
+log_level log_level_now(void);
 void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));    /* LOG_NORMAL and above */
 void log_detail(const char *format, ...) __attribute__((format(printf, 1, 2)));  /* LOG_VERBOSE only */
 void log_warning(const char *format, ...) __attribute__((format(printf, 1, 2))); /* "warning: ", always */

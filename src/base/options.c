@@ -161,11 +161,24 @@ static bool store_value(const option *o, const char *value, void *base, error *e
     }
 }
 
+static void store_nothing(const option *o, void *base)
+{
+    void *field = (char *)base + o->offset;
+    if (o->type == OPTION_INT)
+        *(int64_t *)field = OPTION_NOT_GIVEN;
+    else if (o->type == OPTION_NUMBER)
+        *(double *)field = NAN;
+}
+
 static bool store_defaults(const command *c, void *values, error *err)
 {
-    for (size_t i = 0; i < c->option_count; i++)
-        if (c->options[i].by_default && !store_value(&c->options[i], c->options[i].by_default, values, err))
+    for (size_t i = 0; i < c->option_count; i++) {
+        const option *o = &c->options[i];
+        if (!o->by_default)
+            store_nothing(o, values);
+        else if (!store_value(o, o->by_default, values, err))
             return error_add(err, "the default value");
+    }
     return true;
 }
 
@@ -216,7 +229,7 @@ static bool is_needless_negation(const parser *p, const char *name)
 
 static bool unknown_long(const parser *p, view typed)
 {
-    char name[65], best[72] = "";
+    char name[65], best[96] = "";
     snprintf(name, sizeof name, "%.*s", (int)(typed.length < 64 ? typed.length : 64), typed.data);
     if (is_needless_negation(p, name))
         return error_set(p->err, ERROR_USAGE, "unknown option --%s: --%s is off unless given", name, name + 3);

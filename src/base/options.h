@@ -4,8 +4,8 @@
  * knows the offset of its field. The field's type follows from the row:
  *
  *     OPTION_FLAG             bool
- *     OPTION_INT              int64_t
- *     OPTION_NUMBER           double
+ *     OPTION_INT              int64_t (OPTION_NOT_GIVEN when not given and without default)
+ *     OPTION_NUMBER           double (NaN when not given and without default)
  *     OPTION_TEXT, _FILE, _DIRECTORY, _COMMAND   const char * (NULL when not given and without default)
  *     OPTION_CHOICE           int (index into choices; enums are written to match)
  *     a text type, repeatable option_list
@@ -33,6 +33,8 @@ typedef enum option_type {
     OPTION_CHOICE,
 } option_type;
 
+#define OPTION_NOT_GIVEN INT64_MIN
+
 typedef struct option {
     const char *name;      /* "max-tokens" for --max-tokens; a positional argument: as usage shows it, "MODEL" */
     char letter;           /* 'n' for -n; 0: none */
@@ -42,7 +44,7 @@ typedef struct option {
     bool repeatable;       /* may be given again; the field is an option_list. Among positionals: the last one only */
     size_t offset;         /* of the field in the command's struct */
     const char *metavar;   /* what help shows for the value: "N", "FILE"; NULL for flags and choices */
-    const char *by_default; /* parsed into the field before the arguments ("on" for a flag); NULL: field stays zero */
+    const char *by_default; /* parsed into the field before the arguments ("on" for a flag); NULL: none */
     const char *unset;     /* words for help where by_default is NULL: "the built-in model" */
     double least, most;    /* range of a number, both ends allowed; both 0: any. INT: most >= 2^63 means no upper end */
     const char *const *choices; /* OPTION_CHOICE: NULL-terminated */

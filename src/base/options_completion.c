@@ -86,7 +86,9 @@ static void bash_command(const program *p, const command *c, text *out)
         bash_reply(p, o, &cases);
         text_add_text(&cases, " ;;\n");
     }
-    text_add_format(out, "    %s)\n        options='%s'\n        valued='%s '\n        _drawbridge_place\n        case $place in\n%s        esac ;;\n",
+    text_add_format(out,
+                    "    %s)\n        options='%s'\n        valued='%s '\n        _drawbridge_place\n"
+                    "        case $place in\n%s        esac ;;\n",
                     c->name, options.data + 1, valued.length ? valued.data : "", cases.length ? cases.data : "");
     text_free(&options);
     text_free(&valued);

@@ -6,7 +6,12 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
+extern const command command_chat;
+extern const command command_run;
+extern const command command_inspect;
 extern const command command_tokenize;
+extern const command command_render;
+extern const command command_logits;
 extern const command command_help;
 extern const command command_completion;
 extern const command command_man;

@@ -1,0 +1,13 @@
+/* Which model a command works on: the directory the user named, or the built-in model. */
+#ifndef COMMANDS_MODEL_PATH_H
+#define COMMANDS_MODEL_PATH_H
+
+#include "base/error.h"
+#include "base/text.h"
+
+/* Stores the directory of a model that holds the file `needed` ("config.json", "tokenizer.json"). given NULL: the
+ * built-in model, looked for beside the executable (../models/nano, ../../models/nano) and where an installation puts
+ * it (../share/drawbridge/models/nano). */
+bool model_path_resolve(const char *given, const char *needed, text *out, error *err);
+
+#endif

@@ -1,0 +1,96 @@
+#include "commands/runner.h"
+
+#include <math.h>
+
+#include "base/log.h"
+#include "base/threads.h"
+#include "commands/model_path.h"
+
+const char *const runner_kv_choices[] = {"auto", "f32", "bf16", "fp8", NULL};
+_Static_assert(KV_F32 == 0 && KV_BF16 == 1 && KV_FP8 == 2 && KV_DTYPE_COUNT == 3, "runner_kv_choices follows kv_dtype");
+
+static const float HF_LATENT_EPS = 1e-6f;
+
+const char *runner_model_name(const runner_values *v)
+{
+    return v->argument ? v->argument : v->model;
+}
+
+static bool check_values(const runner_values *v, error *err)
+{
+    if (v->argument && v->model)
+        return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", v->argument, v->model);
+    if (v->exact && v->kv != 0 && v->kv != 1 + KV_F32)
+        return error_set(err, ERROR_USAGE, "--exact needs an f32 cache, found --kv-dtype %s", runner_kv_choices[v->kv]);
+    return true;
+}
+
+static void report_disagreements(const model *m)
+{
+    enum { SHOWN = 3 };
+    for (int i = 0; i < m->disagreement_count && i < SHOWN; i++)
+        log_info("note: %s", m->disagreements[i].text);
+    if (m->disagreement_count > SHOWN)
+        log_info("note: %d more disagreements with config.json; drawbridge inspect lists them", m->disagreement_count - SHOWN);
+}
+
+bool runner_open_model(const runner_values *v, runner *r, error *err)
+{
+    text directory = {0};
+    if (check_values(v, err) && model_path_resolve(runner_model_name(v), "config.json", &directory, err))
+        r->model = model_open(directory.data, err);
+    text_free(&directory);
+    if (!r->model)
+        return false;
+    report_disagreements(r->model);
+    if (v->exact || !isnan(v->latent_eps))
+        r->model->config.latent_norm_eps = isnan(v->latent_eps) ? HF_LATENT_EPS : (float)v->latent_eps;
+    return true;
+}
+
+static kv_dtype cache_format(const runner_values *v)
+{
+    if (v->kv == 0)
+        return v->exact ? KV_F32 : KV_BF16;
+    return (kv_dtype)(v->kv - 1);
+}
+
+bool runner_start(const runner_values *v, int64_t max_tokens, int logit_rows, runner *r, error *err)
+{
+    if (max_tokens > r->model->config.max_positions)
+        return error_set(err, ERROR_FIT, "%lld tokens are needed, the model's context has %d; use less", (long long)max_tokens,
+                         r->model->config.max_positions);
+    r->chunk = v->chunk == OPTION_NOT_GIVEN ? RUNNER_CHUNK : (int)v->chunk;
+    if (r->chunk > max_tokens)
+        r->chunk = (int)max_tokens;
+    device_limits limits = {.kv = cache_format(v),
+                            .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
+                            .max_rows = r->chunk,
+                            .max_context = (int)max_tokens};
+    r->device = cpu_device_create(r->model, &limits, err);
+    if (!r->device)
+        return false;
+    r->forward = forward_create(r->device, r->chunk, logit_rows < r->chunk ? logit_rows : r->chunk, err);
+    r->pages = r->forward ? kv_pages_create(r->device, max_tokens, err) : NULL;
+    r->session = r->pages ? session_create(r->forward, r->pages, (int)max_tokens, r->chunk, err) : NULL;
+    log_detail("%s, %s cache for %lld tokens, %d tokens per step", r->device->description, kv_dtype_name(limits.kv), (long long)max_tokens,
+               r->chunk);
+    return r->session != NULL;
+}
+
+int64_t runner_context(const runner_values *v, const runner *r, int64_t prompt, int64_t answer)
+{
+    int64_t most = v->context == OPTION_NOT_GIVEN ? r->model->config.max_positions : v->context;
+    return answer != OPTION_NOT_GIVEN && prompt + answer < most ? prompt + answer : most;
+}
+
+void runner_close(runner *r)
+{
+    session_destroy(r->session);
+    kv_pages_destroy(r->pages);
+    forward_destroy(r->forward);
+    if (r->device)
+        r->device->ops->destroy(r->device);
+    model_close(r->model);
+    *r = (runner){0};
+}

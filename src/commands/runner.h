@@ -1,0 +1,72 @@
+/* A model ready to compute: what logits, run and chat share, with the options that choose how. */
+#ifndef COMMANDS_RUNNER_H
+#define COMMANDS_RUNNER_H
+
+#include "base/options.h"
+#include "engine/session.h"
+
+typedef struct runner_values {
+    const char *argument, *model; /* MODEL and --model: one of them, or neither */
+    int64_t threads, chunk;       /* OPTION_NOT_GIVEN: as many as cores; RUNNER_CHUNK */
+    int64_t context;              /* OPTION_NOT_GIVEN: what the model allows; only in RUNNER_CONTEXT_ROW */
+    int kv;                       /* index into runner_kv_choices */
+    bool exact;
+    double latent_eps;            /* NaN: not given */
+} runner_values;
+
+enum { RUNNER_CHUNK = 256, RUNNER_MAX_CHUNK = 4096, RUNNER_MAX_THREADS = 1024 };
+
+extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dtype in its order */
+
+/* Rows for the table of a command whose struct has a field `runner`. */
+#define RUNNER_OFFSET(values, field) (offsetof(values, runner) + offsetof(runner_values, field))
+#define RUNNER_MODEL_ROWS(values) \
+    {.name = "MODEL", .type = OPTION_DIRECTORY, .positional = true, .offset = RUNNER_OFFSET(values, argument), \
+     .help = "The model's directory. Without it, the built-in model is used."}, \
+    {.name = "model", .letter = 'm', .type = OPTION_DIRECTORY, .metavar = "DIR", .offset = RUNNER_OFFSET(values, model), \
+     .unset = "the built-in model", .help = "The same as MODEL."}
+#define RUNNER_ROWS(values) \
+    {.name = "threads", .letter = 't', .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_THREADS, \
+     .unset = "all cores", .group = "Computation", .offset = RUNNER_OFFSET(values, threads), \
+     .help = "Threads that compute. The result does not depend on it."}, \
+    {.name = "chunk", .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_CHUNK, .unset = "256", .group = "Computation", \
+     .offset = RUNNER_OFFSET(values, chunk), .help = "Tokens of a prompt computed at once. The result does not depend on it."}, \
+    {.name = "kv-dtype", .type = OPTION_CHOICE, .choices = runner_kv_choices, .by_default = "auto", .group = "Computation", \
+     .offset = RUNNER_OFFSET(values, kv), \
+     .help = "Number format of the cache. auto is bf16, and f32 with --exact."}, \
+    {.name = "exact", .type = OPTION_FLAG, .group = "Computation", .offset = RUNNER_OFFSET(values, exact), \
+     .help = "Compute as HF transformers does in float32: activations and cache in f32, latent norms with eps 1e-6."}, \
+    {.name = "latent-eps", .type = OPTION_NUMBER, .metavar = "X", .least = 1e-12, .most = 0.1, .unset = "rms_norm_eps of config.json", \
+     .group = "Computation", .offset = RUNNER_OFFSET(values, latent_eps), \
+     .help = "The eps of the latent norms inside the attention (q_a, kv_a). HF transformers takes 1e-6 whatever config.json says, " \
+             "deployments take rms_norm_eps."}
+
+#define RUNNER_CONTEXT_ROW(values) \
+    {.name = "context", .letter = 'c', .type = OPTION_INT, .metavar = "N", .least = 2, .most = 1 << 24, .unset = "what the model allows", \
+     .group = "Computation", .offset = RUNNER_OFFSET(values, context), .help = "Room for prompt and answer together, in tokens."}
+
+typedef struct runner {
+    model *model;     /* set by runner_open_model; the rest by runner_start */
+    device *device;
+    forward *forward;
+    kv_pages *pages;  /* for one sequence of max_tokens */
+    session *session;
+    int chunk;        /* tokens of a prompt per step */
+} runner;
+
+/* Opens the weights, without anything to compute with. Disagreements with config.json are reported. Zero r before;
+ * runner_close in any case. */
+bool runner_open_model(const runner_values *v, runner *r, error *err);
+
+/* Makes r->session for sequences of up to max_tokens; up to logit_rows logits at once. */
+bool runner_start(const runner_values *v, int64_t max_tokens, int logit_rows, runner *r, error *err);
+void runner_close(runner *r);
+
+/* Tokens a session needs: --context, or what the model allows, but no more than a prompt and its answer take. Answer
+ * OPTION_NOT_GIVEN: as long as there is room. */
+int64_t runner_context(const runner_values *v, const runner *r, int64_t prompt, int64_t answer);
+
+/* The directory that argument or --model names, or NULL. */
+const char *runner_model_name(const runner_values *v);
+
+#endif
