@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ typedef struct sample {
     const char *model;
     option_list words;
     int64_t count, seed;
-    double heat;
+    double heat, bias;
     const char *prompt, *out;
     option_list taps;
     int kind;
@@ -31,6 +32,7 @@ static const option rows[] = {
     {.name = "seed", .type = OPTION_INT, .metavar = "N", .least = 0, .most = 0x1p63, .offset = offsetof(sample, seed), .help = "Seed."},
     {.name = "temperature", .type = OPTION_NUMBER, .metavar = "T", .by_default = "1", .least = 0, .most = 2,
      .offset = offsetof(sample, heat), .group = "Sampling", .help = "Heat."},
+    {.name = "bias", .type = OPTION_NUMBER, .metavar = "X", .offset = offsetof(sample, bias), .help = "Bias."},
     {.name = "prompt", .letter = 'p', .type = OPTION_TEXT, .metavar = "TEXT", .offset = offsetof(sample, prompt), .help = "Prompt."},
     {.name = "out", .letter = 'o', .type = OPTION_FILE, .metavar = "FILE", .offset = offsetof(sample, out), .help = "Output."},
     {.name = "tap", .type = OPTION_TEXT, .metavar = "NAME", .repeatable = true, .offset = offsetof(sample, taps), .help = "Tap."},
@@ -73,8 +75,9 @@ static void test_defaults(void **state)
     assert_true(parse_line("", &v, &common, &err, buffer, sizeof buffer));
     assert_null(v.model);
     assert_int_equal(v.count, 16);
-    assert_int_equal(v.seed, 0);
+    assert_true(v.seed == OPTION_NOT_GIVEN);
     assert_true(v.heat == 1.0);
+    assert_true(isnan(v.bias));
     assert_int_equal(v.kind, 1);
     assert_false(v.exact);
     assert_true(v.special);
@@ -166,6 +169,7 @@ static void test_errors(void **state)
         {"--temperature 2.5", "--temperature must be from 0 to 2, found 2.5"},
         {"--temperature 1e999", "--temperature must be from 0 to 2, found 1e999"},
         {"--temperature=-0.1", "--temperature must be from 0 to 2, found -0.1"},
+        {"--bias 1e999", "--bias is too large, found 1e999"},
         {"--kind fp9", "--kind must be one of f32, bf16, fp8, found \"fp9\"; did you mean fp8?"},
         {"--kind int4", "--kind must be one of f32, bf16, fp8, found \"int4\""},
         {"--count 2 -n 3", "--count is given more than once"},
