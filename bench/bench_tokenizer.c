@@ -35,7 +35,8 @@ static uint64_t dice(uint64_t *counter, uint64_t sides)
 /* A word of a made-up language whose syllables repeat the way real ones do; small numbers are more likely than large ones. */
 static void add_word(text *t, uint64_t *n)
 {
-    static const char *const onset[] = {"t", "s", "r", "th", "c", "m", "p", "b", "w", "st", "f", "d", "l", "n", "h", "pr", "gr", "", "v", "k"};
+    static const char *const onset[] = {"t", "s", "r", "th", "c", "m",  "p",  "b", "w", "st",
+                                        "f", "d", "l", "n",  "h", "pr", "gr", "",  "v", "k"};
     static const char *const vowel[] = {"e", "a", "o", "i", "u", "ea", "ou", "y"};
     static const char *const coda[] = {"", "n", "r", "s", "t", "l", "nd", "ng", "st", "ck", "m", "tion", "d"};
     uint64_t rank = dice(n, 1 + dice(n, 1 + dice(n, 60000))), counter = rank * 977; /* Zipf-like choice among 60,000 words */

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "device/kv_layout.h"
+#include "model/kv_layout.h"
 #include "model/weights.h"
 
 typedef struct step {

@@ -41,7 +41,8 @@ void session_truncate(session *s, int count)
 static bool reserve(session *s, int count, error *err)
 {
     if (count > s->max_tokens)
-        return error_set(err, ERROR_FIT, "the sequence would have %d tokens, the context has room for %d; shorten the prompt or raise --context",
+        return error_set(err, ERROR_FIT,
+                         "the sequence would have %d tokens, the context has room for %d; shorten the prompt or raise --context",
                          count, s->max_tokens);
     while (s->page_count * KV_PAGE_TOKENS < count) {
         if (!kv_pages_take(s->pages, &s->page_table[s->page_count]))

@@ -4,28 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE_TOKENS = 64, STEP_ROWS = 64, CONTEXTS = 3 };
-
-static const char *const kind_names[KV_KIND_COUNT] = {"f32", "bf16", "fp8"};
-
-const char *kv_kind_name(kv_kind kind)
-{
-    return kind_names[kind];
-}
-
-static uint64_t latent_bytes(const model_config *c, kv_kind kind)
-{
-    uint64_t latent = (uint64_t)c->kv_lora_rank, rope = (uint64_t)c->rope_dim;
-    if (kind == KV_FP8)
-        return latent + (latent + 127) / 128 * sizeof(float) + 2 * rope;
-    return (latent + rope) * (kind == KV_F32 ? 4 : 2);
-}
-
-static uint64_t index_key_bytes(const model_config *c, kv_kind kind)
-{
-    uint64_t dim = (uint64_t)c->index_dim;
-    return kind == KV_FP8 ? dim + sizeof(float) : dim * (kind == KV_F32 ? 4 : 2);
-}
+enum { STEP_ROWS = 64, CONTEXTS = 3 };
 
 static int full_layers(const model_config *c)
 {
@@ -43,10 +22,9 @@ static int sparse_layers(const model_config *c)
     return count;
 }
 
-uint64_t kv_token_bytes(const model_config *c, kv_kind kind)
+uint64_t kv_token_bytes(const model_config *c, kv_dtype kv)
 {
-    uint64_t layers = (uint64_t)(c->layers + c->has_mtp), indexers = (uint64_t)(full_layers(c) + c->has_mtp);
-    return layers * latent_bytes(c, kind) + indexers * index_key_bytes(c, kind);
+    return kv_layout_of(c, kv).page_bytes / KV_PAGE_TOKENS;
 }
 
 /* f32 activations of one row of a step: residual and norms, projections, attention in absorbed form, the widest MLP, index. */
@@ -61,12 +39,12 @@ static uint64_t row_bytes(const model_config *c)
     return 4 * (4 * hidden + attention + 2 * (dense > experts ? dense : experts) + index);
 }
 
-memory_need memory_needed(const model *m, kv_kind kind, int64_t context_tokens)
+memory_need memory_needed(const model *m, kv_dtype kv, int64_t context_tokens)
 {
     const model_config *c = &m->config;
-    uint64_t tokens = ((uint64_t)context_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS;
+    uint64_t tokens = ((uint64_t)context_tokens + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     memory_need n = {.weight_bytes = checkpoint_bytes(m->checkpoint) + m->memory.used_bytes,
-                     .kv_bytes = tokens * kv_token_bytes(c, kind)};
+                     .kv_bytes = tokens * kv_token_bytes(c, kv)};
     n.working_bytes = STEP_ROWS * row_bytes(c) + 4 * (uint64_t)c->vocab_size + 4 * tokens;
     n.total_bytes = n.weight_bytes + n.kv_bytes + n.working_bytes;
     return n;
@@ -156,10 +134,10 @@ static void print_memory(const model *m, FILE *out)
     for (int i = 0; i < count; i++)
         fprintf(out, " %8s tokens   (total)", number_text((uint64_t)contexts[i], a));
     fprintf(out, "\n");
-    for (int k = 0; k < KV_KIND_COUNT; k++) {
-        fprintf(out, "  %-10s %12s", kind_names[k], number_text(kv_token_bytes(&m->config, (kv_kind)k), a));
+    for (int k = 0; k < KV_DTYPE_COUNT; k++) {
+        fprintf(out, "  %-10s %12s", kv_dtype_name((kv_dtype)k), number_text(kv_token_bytes(&m->config, (kv_dtype)k), a));
         for (int i = 0; i < count; i++) {
-            memory_need n = memory_needed(m, (kv_kind)k, contexts[i]);
+            memory_need n = memory_needed(m, (kv_dtype)k, contexts[i]);
             fprintf(out, " %12s %12s", size_text(n.kv_bytes, b), size_text(n.total_bytes, c));
         }
         fprintf(out, "\n");
@@ -246,10 +224,10 @@ static json_t *memory_json(const model *m)
     int64_t contexts[CONTEXTS];
     int count = contexts_of(&m->config, contexts);
     json_t *list = json_array();
-    for (int k = 0; k < KV_KIND_COUNT; k++)
+    for (int k = 0; k < KV_DTYPE_COUNT; k++)
         for (int i = 0; i < count; i++) {
-            memory_need n = memory_needed(m, (kv_kind)k, contexts[i]);
-            json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "cache", kind_names[k], "context_tokens",
+            memory_need n = memory_needed(m, (kv_dtype)k, contexts[i]);
+            json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "cache", kv_dtype_name((kv_dtype)k), "context_tokens",
                                                   json_of((uint64_t)contexts[i]), "weight_bytes", json_of(n.weight_bytes),
                                                   "kv_bytes", json_of(n.kv_bytes), "working_bytes", json_of(n.working_bytes),
                                                   "total_bytes", json_of(n.total_bytes)));
@@ -268,8 +246,8 @@ static json_t *sentences_json(const disagreement *list, int count)
 json_t *inspect_json(const model *m)
 {
     json_t *kv = json_object();
-    for (int k = 0; k < KV_KIND_COUNT; k++)
-        json_object_set_new(kv, kind_names[k], json_of(kv_token_bytes(&m->config, (kv_kind)k)));
+    for (int k = 0; k < KV_DTYPE_COUNT; k++)
+        json_object_set_new(kv, kv_dtype_name((kv_dtype)k), json_of(kv_token_bytes(&m->config, (kv_dtype)k)));
     json_t *directory = json_string(m->directory); /* NULL when the path is not UTF-8 */
     return json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "directory",
                      directory ? directory : json_null(), "architecture", architecture_json(&m->config), "parameters", "total",

@@ -4,20 +4,11 @@
 
 #include <stdio.h>
 
+#include "model/kv_layout.h"
 #include "model/weights.h"
 
-/* How cached keys and values are stored. */
-typedef enum kv_kind {
-    KV_F32,
-    KV_BF16,
-    KV_FP8, /* latent in e4m3 with one f32 scale per 128 values, rope part in bf16; index keys in e4m3 with one f32 scale */
-    KV_KIND_COUNT
-} kv_kind;
-
-const char *kv_kind_name(kv_kind kind); /* "f32", "bf16", "fp8" */
-
 /* Bytes of cache that one token takes: latent KV of every layer, index keys of the full layers, and both of the MTP layer. */
-uint64_t kv_token_bytes(const model_config *c, kv_kind kind);
+uint64_t kv_token_bytes(const model_config *c, kv_dtype kv);
 
 typedef struct memory_need {
     uint64_t weight_bytes;  /* mapped checkpoint and decoded norms */
@@ -26,7 +17,7 @@ typedef struct memory_need {
     uint64_t total_bytes;
 } memory_need;
 
-memory_need memory_needed(const model *m, kv_kind kind, int64_t context_tokens);
+memory_need memory_needed(const model *m, kv_dtype kv, int64_t context_tokens);
 
 void inspect_print(const model *m, FILE *out);
 json_t *inspect_json(const model *m); /* json_decref frees; its keys are described in docs/model.md */

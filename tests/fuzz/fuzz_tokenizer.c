@@ -23,7 +23,8 @@ static tokenizer *nano(void)
     static tokenizer *t;
     error err = {0};
     if (!t)
-        t = tokenizer_load(file_exists("models/nano/tokenizer.json") ? "models/nano/tokenizer.json" : "../models/nano/tokenizer.json", &err);
+        t = tokenizer_load(
+            file_exists("models/nano/tokenizer.json") ? "models/nano/tokenizer.json" : "../models/nano/tokenizer.json", &err);
     require(t != NULL, err.text);
     return t;
 }

@@ -161,8 +161,10 @@ static void check_hidden_and_routing(const golden *g, const gathered *taps)
     float *rms = golden_tensor(g->file, "hidden_rms", DTYPE_F32, &info);
     if (!rms)
         return;
-    float *first8 = golden_tensor(g->file, "hidden_first8", DTYPE_F32, NULL), *weights = golden_tensor(g->file, "router_weights", DTYPE_F32, &routed);
-    int32_t *layers = golden_tensor(g->file, "router_layers", DTYPE_I32, NULL), *experts = golden_tensor(g->file, "router_experts", DTYPE_I32, NULL);
+    float *first8 = golden_tensor(g->file, "hidden_first8", DTYPE_F32, NULL),
+          *weights = golden_tensor(g->file, "router_weights", DTYPE_F32, &routed);
+    int32_t *layers = golden_tensor(g->file, "router_layers", DTYPE_I32, NULL),
+            *experts = golden_tensor(g->file, "router_experts", DTYPE_I32, NULL);
     int64_t rows = info->shape[0] * info->shape[1], per_token = routed->shape[2];
     for (int64_t i = 0; i < rows; i++) {
         assert_true(fabsf(taps->hidden_rms[i] - rms[i]) <= 1e-4f * rms[i]);

@@ -103,7 +103,8 @@ static void test_ragged_batches(void **state)
             forward_run(r.forward, &s);
             const float *logits = forward_logits(r.forward, b.rows, rows);
             for (int i = 0; i < b.rows; i++)
-                assert_memory_equal(logits + (size_t)i * vocab, alone[b.sequences[i]] + (size_t)b.positions[i] * vocab, vocab * sizeof(float));
+                assert_memory_equal(logits + (size_t)i * vocab, alone[b.sequences[i]] + (size_t)b.positions[i] * vocab,
+                                    vocab * sizeof(float));
         }
         kv_pages_destroy(pages);
     }

@@ -110,7 +110,8 @@ static void attend_group(void *context, int index, int worker)
         for (int h = 0; h < heads; h++) {
             const float *absorbed = t->a->q_absorbed + (first + (size_t)h) * rank;
             const float *q_rope = t->a->q + (first + (size_t)h) * qk_dim + m->nope_dim;
-            scores[(size_t)h * topk + (size_t)j] = (cpu_dot(absorbed, key, m->kv_lora_rank) + cpu_dot(q_rope, key + rank, m->rope_dim)) * scale;
+            scores[(size_t)h * topk + (size_t)j] =
+                (cpu_dot(absorbed, key, m->kv_lora_rank) + cpu_dot(q_rope, key + rank, m->rope_dim)) * scale;
         }
     }
     float *out = t->a->attended_latent + first * rank; /* [heads][rank] */

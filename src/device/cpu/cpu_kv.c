@@ -1,4 +1,4 @@
-/* Entries of the KV pages: f32, bf16 and fp8 as drawn in device/kv_layout.h. */
+/* Entries of the KV pages: f32, bf16 and fp8 as drawn in model/kv_layout.h. */
 #include <math.h>
 #include <string.h>
 

@@ -9,8 +9,8 @@
  *     index entry    f32, bf16: index_dim values;  fp8: index_dim e4m3 | one f32 scale
  *
  * The latent is stored after its norm, the rope part and the index key after rotation. */
-#ifndef DEVICE_KV_LAYOUT_H
-#define DEVICE_KV_LAYOUT_H
+#ifndef MODEL_KV_LAYOUT_H
+#define MODEL_KV_LAYOUT_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "device/kv_layout.h"
+#include "model/kv_layout.h"
 
 const char *kv_dtype_name(kv_dtype t)
 {
