@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/sanitize.h"
 #include "formats/scalar.h"
 
 enum { FP8_BLOCK = 128, MXFP4_BLOCK = 32, NVFP4_BLOCK = 16 };
@@ -57,14 +58,23 @@ static void f32_encode_rows(const float *values, int64_t rows, int64_t cols, flo
         memcpy(data, values, (size_t)(rows * cols) * 4);
 }
 
-static void bf16_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
+/* A bf16 is the upper half of an f32. */
+UNCHECKED_LOOP static void bf16_decode_piece(const uint8_t *codes, int64_t count, float *out)
 {
-    const uint8_t *p = m->data + (row * m->cols + first_col) * 2;
     for (int64_t i = 0; i < count; i++) {
         uint16_t code;
-        memcpy(&code, p + 2 * i, sizeof code);
-        out[i] = bf16_decode(code);
+        memcpy(&code, codes + 2 * i, sizeof code);
+        uint32_t bits = (uint32_t)code << 16;
+        memcpy(out + i, &bits, sizeof bits);
     }
+}
+
+static void bf16_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
+{
+    const uint8_t *codes = m->data + (row * m->cols + first_col) * 2;
+    touch_range(codes, (size_t)count * 2);
+    touch_range(out, (size_t)count * sizeof *out);
+    bf16_decode_piece(codes, count, out);
 }
 
 static void bf16_encode_rows(const float *values, int64_t rows, int64_t cols, float tensor_scale, uint8_t *data, uint8_t *scales)

@@ -3,7 +3,7 @@
  * the BF16 master is compared too when it is present beside the checkout. */
 #include "golden.h"
 
-#include "base/file.h"
+#include "fixtures.h"
 
 static const char *const PROMPTS[] = {"chat", "arith", "tool", "random", "retr1200", "retr3000"};
 enum { PROMPT_COUNT = sizeof PROMPTS / sizeof PROMPTS[0], MAX_TOKENS = 4096 };
@@ -350,11 +350,9 @@ static void test_mxfp4_equals_hf(void **state)
 static void test_bf16_equals_hf(void **state)
 {
     (void)state;
-    const char *directory = NANO_BF16_DIR;
-    if (!file_exists(directory)) {
-        printf("  skipped: no BF16 master at %s (cmake -DDRAWBRIDGE_NANO_BF16=DIR)\n", directory);
+    const char *directory = fixture_nano_bf16();
+    if (!directory)
         skip();
-    }
     check_set(directory, "golden_bf16");
 }
 

@@ -45,6 +45,9 @@ const layer_weights *cpu_layer(const device *d, int layer);
 /* dot product in 16 interleaved partial sums, folded in a fixed tree: the one summation order of all projections. */
 float cpu_dot(const float *a, const float *b, int64_t n);
 
+/* out += scale * x */
+void cpu_add_scaled(float *out, float scale, const float *x, int64_t n);
+
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out);
 void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out);
 void cpu_layer_norm(const float *x, const float *weight, const float *bias, int64_t n, float eps, float *out);

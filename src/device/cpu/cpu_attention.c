@@ -64,8 +64,7 @@ static void absorb_head(void *context, int head, int worker)
         for (int row = 0; row < t->s->rows; row++) {
             float q = t->a->q[((size_t)row * heads + (size_t)head) * qk_dim + (size_t)i];
             float *out = t->a->q_absorbed + ((size_t)row * heads + (size_t)head) * rank;
-            for (size_t n = 0; n < rank; n++)
-                out[n] += q * key_row[n];
+            cpu_add_scaled(out, q, key_row, m->kv_lora_rank);
         }
     }
 }
@@ -120,11 +119,8 @@ static void attend_group(void *context, int index, int worker)
         softmax(scores + (size_t)h * topk, n);
     for (int j = 0; j < n; j++) {
         cpu_latent_load(k, cpu_entry(k, t->s, row, selected[j], k->latent_offset[t->layer], k->latent_bytes), key);
-        for (int h = 0; h < heads; h++) {
-            float p = scores[(size_t)h * topk + (size_t)j];
-            for (size_t i = 0; i < rank; i++)
-                out[(size_t)h * rank + i] += p * key[i];
-        }
+        for (int h = 0; h < heads; h++)
+            cpu_add_scaled(out + (size_t)h * rank, scores[(size_t)h * topk + (size_t)j], key, m->kv_lora_rank);
     }
 }
 

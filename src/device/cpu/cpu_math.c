@@ -2,11 +2,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sanitize.h"
 #include "device/cpu/cpu.h"
 
 enum { LANES = 16, COLUMN_BLOCK = 8 };
 
-float cpu_dot(const float *a, const float *b, int64_t n)
+UNCHECKED_LOOP static float dot(const float *a, const float *b, int64_t n)
 {
     float lane[LANES] = {0};
     int64_t k = 0;
@@ -19,6 +20,26 @@ float cpu_dot(const float *a, const float *b, int64_t n)
         for (int j = 0; j < width; j++)
             lane[j] += lane[j + width];
     return lane[0];
+}
+
+float cpu_dot(const float *a, const float *b, int64_t n)
+{
+    touch_range(a, (size_t)n * sizeof *a);
+    touch_range(b, (size_t)n * sizeof *b);
+    return dot(a, b, n);
+}
+
+UNCHECKED_LOOP static void add_scaled(float *restrict out, float scale, const float *restrict x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] += scale * x[i];
+}
+
+void cpu_add_scaled(float *out, float scale, const float *x, int64_t n)
+{
+    touch_range(out, (size_t)n * sizeof *out);
+    touch_range(x, (size_t)n * sizeof *x);
+    add_scaled(out, scale, x, n);
 }
 
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out)
