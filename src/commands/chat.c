@@ -3,7 +3,6 @@
  * Each turn renders the whole conversation again and gives it to the session, which computes only what its cache does not
  * hold. Lines come from the terminal's own editing, or from a pipe, then without prompts. Ctrl-C while an answer comes stops it; the
  * next Ctrl-C, or one while a line is awaited, leaves. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,28 +43,30 @@ typedef struct chat_job {
     int turns;                /* answers so far, over all conversations */
     bool terminal;            /* lines come from a terminal: show prompts */
     bool colour;
-    char *line;               /* the line read last */
-    size_t line_length, line_capacity;
+    line_reader input;
+    text line;                /* the line read last */
 } chat_job;
 
 /* ---- lines ---- */
 
-static bool read_line(chat_job *j, const char *prompt)
+/* False at the end of the input, after Ctrl-C, or with err set. */
+static bool read_line(chat_job *j, const char *prompt, error *err)
 {
+    view line;
+    interrupt_count = 0;
     if (j->terminal) {
         printf("%s%s%s", j->colour ? "\x1b[1m" : "", prompt, j->colour ? "\x1b[0m" : "");
         fflush(stdout);
     }
-    interrupt_count = 0;
-    ssize_t n = getline(&j->line, &j->line_capacity, stdin);
-    if (n < 0) {
+    if (!line_reader_next(&j->input, &line, err)) {
         if (j->terminal)
             putchar('\n');
         return false;
     }
-    while (n > 0 && (j->line[n - 1] == '\n' || j->line[n - 1] == '\r'))
-        j->line[--n] = '\0';
-    j->line_length = (size_t)n;
+    if (line.length && line.data[line.length - 1] == '\r')
+        line.length--;
+    text_clear(&j->line);
+    text_add(&j->line, line.data, line.length);
     return true;
 }
 
@@ -86,7 +87,8 @@ static bool ask_tool_results(chat_job *j, const answer *out, error *err)
     json_array_foreach(out->calls, i, call) {
         text prompt = {0};
         text_add_format(&prompt, "result of %s> ", json_string_value(json_object_get(call, "name")));
-        bool ok = read_line(j, prompt.data) && dialogue_add(j->messages, "tool", j->line, j->line_length, "the result", err);
+        bool ok = read_line(j, prompt.data, err) &&
+                  dialogue_add(j->messages, "tool", j->line.data, j->line.length, "the result", err);
         text_free(&prompt);
         if (!ok)
             return false;
@@ -114,6 +116,7 @@ static bool answer_once(chat_job *j, bool *calls, error *err)
         else if (strcmp(out.finish, "length") == 0)
             log_info("(the answer was cut at %zu tokens)", out.ids.count);
         *calls = strcmp(out.finish, "tool_calls") == 0 && ask_tool_results(j, &out, err);
+        ok = err->code == ERROR_NONE;
     }
     token_list_free(&prompt);
     answer_free(&out);
@@ -124,7 +127,7 @@ static bool answer_once(chat_job *j, bool *calls, error *err)
 static bool take_turn(chat_job *j, error *err)
 {
     size_t before = json_array_size(j->messages);
-    bool calls = true, ok = dialogue_add(j->messages, "user", j->line, j->line_length, "the line", err);
+    bool calls = true, ok = dialogue_add(j->messages, "user", j->line.data, j->line.length, "the line", err);
     while (ok && calls)
         ok = answer_once(j, &calls, err);
     while (!ok && json_array_size(j->messages) > before)
@@ -203,11 +206,11 @@ static bool slash_help(chat_job *j, const char *argument, error *err)
 /* *leave: the command was /exit. */
 static bool take_slash(chat_job *j, bool *leave, error *err)
 {
-    size_t n = strcspn(j->line, " ");
-    const char *argument = j->line + n + (j->line[n] == ' ');
+    size_t n = strcspn(j->line.data, " ");
+    const char *argument = j->line.data + n + (j->line.data[n] == ' ');
     for (size_t i = 0; i < COUNT_OF(slash_commands); i++) {
         const slash_command *c = &slash_commands[i];
-        if (!view_equal_text((view){j->line, n}, c->name))
+        if (!view_equal_text((view){j->line.data, n}, c->name))
             continue;
         if (!c->arguments[0] && argument[0])
             return error_set(err, ERROR_USAGE, "%s takes nothing after it", c->name);
@@ -215,7 +218,7 @@ static bool take_slash(chat_job *j, bool *leave, error *err)
         return *leave || c->act(j, argument, err);
     }
     return error_set(err, ERROR_USAGE, "%.*s is not a command; /help lists them, and a line that begins with a blank is text", (int)n,
-                     j->line);
+                     j->line.data);
 }
 
 /* ---- the program ---- */
@@ -260,11 +263,11 @@ static bool forgive(const chat_job *j, error *err)
 static bool converse(chat_job *j, error *err)
 {
     bool leave = false;
-    while (!leave && !ferror(stdout) && read_line(j, "> ")) {
+    while (!leave && !ferror(stdout) && read_line(j, "> ", err)) {
         bool ok = true;
-        if (j->line[0] == '/')
+        if (j->line.data[0] == '/')
             ok = take_slash(j, &leave, err);
-        else if (strspn(j->line, " \t") < j->line_length)
+        else if (strspn(j->line.data, " \t") < j->line.length)
             ok = take_turn(j, err);
         if (!ok && !forgive(j, err))
             return false;
@@ -283,7 +286,8 @@ static void release(chat_job *j)
     json_decref(j->tools);
     free(j->bias);
     free(j->system);
-    free(j->line);
+    text_free(&j->line);
+    text_free(&j->input.bytes);
     runner_close(&j->runner);
     text_model_close(&j->text);
 }

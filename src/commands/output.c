@@ -56,7 +56,8 @@ void output_json(json_t *value)
 
 bool output_text(text *t)
 {
-    fwrite(t->data, 1, t->length, stdout);
+    if (t->length)
+        fwrite(t->data, 1, t->length, stdout);
     text_clear(t);
     return !ferror(stdout);
 }

