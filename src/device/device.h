@@ -47,7 +47,8 @@ typedef struct activations {
     float *router_scores;      /* [rows][experts] sigmoid, without the correction bias */
     int32_t *router_experts;   /* [rows][experts_per_token] ascending ids */
     float *router_weights;     /* [rows][experts_per_token] */
-    float *mlp_act;            /* [rows * experts_per_token * expert_intermediate + rows * shared or dense width] silu(gate) * up */
+    float *mlp_act;            /* silu(gate) * up. Dense: [rows][dense_intermediate]. Experts: one line of expert_intermediate per
+                                  (row, expert) pair, sorted by expert, then by row; behind them [rows][shared width] */
     float *hidden;             /* [rows][hidden] after the final norm (trunk) or shared_head.norm (draft layer) */
     float *logits;             /* [logit rows][vocab] */
 } activations;

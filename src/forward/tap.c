@@ -1,6 +1,7 @@
 #include "forward/tap.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -22,6 +23,8 @@ static const tap_description DESCRIPTIONS[] = {
     {"router_scores", "experts", "sigmoid of the router (layers with experts)", true},
     {"router_experts", "experts_per_token", "chosen experts, ascending (layers with experts)", true},
     {"router_weights", "experts_per_token", "their weights (layers with experts)", true},
+    {"mlp_act", "intermediate", "input of down_proj; with experts experts_per_token x intermediate, in the order of router_experts", true},
+    {"shared_act", "shared intermediate", "input of the shared experts' down_proj (layers with experts)", true},
     {"layer_out", "hidden", "residual stream after the layer", true},
     {"hidden", "hidden", "after the final norm: input of lm_head", false},
     {"draft_hidden", "hidden", "after the draft head's norm", false},
@@ -99,17 +102,52 @@ void tap_attend(forward *f, const step *s, int layer)
     emit(f, s, "attention_out", layer, f->a.x, m->hidden_size, false);
 }
 
+/* The lines of mlp_act are sorted by expert (device.h); the tap shows them row by row, in the order of router_experts. */
+static void emit_expert_act(forward *f, const step *s, int layer)
+{
+    const model_config *m = &f->model->config;
+    size_t wide = (size_t)m->expert_intermediate, pairs = (size_t)s->rows * (size_t)m->experts_per_token;
+    float *sorted = mem_alloc(pairs * wide, sizeof *sorted), *lines = mem_alloc(pairs * wide, sizeof *lines);
+    int32_t *experts = mem_alloc(pairs, sizeof *experts);
+    size_t *next = mem_alloc((size_t)m->experts + 1, sizeof *next);
+    f->device->ops->read(f->device, sorted, f->a.mlp_act, pairs * wide * sizeof *sorted);
+    f->device->ops->read(f->device, experts, f->a.router_experts, pairs * sizeof *experts);
+    for (size_t p = 0; p < pairs; p++)
+        next[experts[p] + 1]++;
+    for (int e = 0; e < m->experts; e++)
+        next[e + 1] += next[e];
+    for (size_t p = 0; p < pairs; p++)
+        memcpy(lines + p * wide, sorted + next[experts[p]]++ * wide, wide * sizeof *lines);
+    tap_value v = {"mlp_act", layer, false, s->rows, m->experts_per_token * m->expert_intermediate, lines};
+    f->tap(f->tap_context, &v);
+    free(sorted);
+    free(lines);
+    free(experts);
+    free(next);
+}
+
+static void tap_experts(forward *f, const step *s, int layer)
+{
+    const model_config *m = &f->model->config;
+    size_t routed = (size_t)s->rows * (size_t)m->experts_per_token * (size_t)m->expert_intermediate;
+    emit(f, s, "router_scores", layer, f->a.router_scores, m->experts, false);
+    emit(f, s, "router_experts", layer, f->a.router_experts, m->experts_per_token, true);
+    emit(f, s, "router_weights", layer, f->a.router_weights, m->experts_per_token, false);
+    emit_expert_act(f, s, layer);
+    if (m->shared_experts > 0)
+        emit(f, s, "shared_act", layer, f->a.mlp_act + routed, m->shared_experts * m->expert_intermediate, false);
+}
+
 void tap_mlp(forward *f, const step *s, int layer)
 {
     const model_config *m = &f->model->config;
     if (!f->tap)
         return;
     emit(f, s, "mlp_norm", layer, f->a.h, m->hidden_size, false);
-    if (layer == m->layers || m->sparse_mlp[layer]) {
-        emit(f, s, "router_scores", layer, f->a.router_scores, m->experts, false);
-        emit(f, s, "router_experts", layer, f->a.router_experts, m->experts_per_token, true);
-        emit(f, s, "router_weights", layer, f->a.router_weights, m->experts_per_token, false);
-    }
+    if (layer == m->layers || m->sparse_mlp[layer])
+        tap_experts(f, s, layer);
+    else
+        emit(f, s, "mlp_act", layer, f->a.mlp_act, m->dense_intermediate, false);
     emit(f, s, "layer_out", layer, f->a.x, m->hidden_size, false);
 }
 
