@@ -17,7 +17,7 @@
 #include "base/random.h"
 
 enum {
-    SHORT_PIECE = 48, /* bytes; up to here the scan beats the heap */
+    SHORT_PIECE = 128, /* bytes; up to here the scan beats the heap */
     POSITION_BITS = 40,
 };
 
@@ -36,6 +36,7 @@ static inline uint64_t mix(uint64_t x)
     return x ^ (x >> 32);
 }
 
+/* count > 0 */
 static inline uint64_t load_bytes(const char *p, size_t count)
 {
     if (count >= 8) {
@@ -53,18 +54,19 @@ static inline uint64_t load_bytes(const char *p, size_t count)
     return (uint64_t)u[0] << 16 | (uint64_t)u[count / 2] << 8 | u[count - 1];
 }
 
-/* Overlapping loads: every byte counts at least once, and equal lengths load alike. count > 0. */
-static inline uint64_t piece_hash(const char *p, size_t count, uint64_t seed)
+/* Of up to 8 bytes their value (overlapping loads: equal lengths load alike, so no two values are equal), of more a hash. */
+static inline uint64_t piece_key(const char *p, size_t count, uint64_t seed)
 {
-    uint64_t h = seed ^ count;
+    if (count <= 8)
+        return load_bytes(p, count);
+    uint64_t h = seed;
     while (count > 8) {
         h = mix(h ^ load_bytes(p, 8));
         size_t step = count >= 16 ? 8 : count - 8;
         p += step;
         count -= step;
     }
-    h = mix(h ^ load_bytes(p, count));
-    return mix(h);
+    return mix(h ^ load_bytes(p, count));
 }
 
 static inline uint64_t pair_hash(int32_t left, int32_t right, uint64_t seed)
@@ -86,11 +88,14 @@ bool bpe_start(bpe *b, size_t merge_count, size_t piece_count)
     b->merge_count = merge_count;
     b->pair_mask = pairs - 1;
     b->piece_mask = pieces - 1;
+    b->filter_mask = table_capacity(merge_count * 4) - 1;
+    b->pair_filter = mem_try_alloc((b->filter_mask + 1) / 64, sizeof *b->pair_filter);
     b->byte_pair_ranks = mem_try_alloc(256 * 256, sizeof *b->byte_pair_ranks);
-    b->results = mem_try_alloc(merge_count, sizeof *b->results);
+    b->merges = mem_try_alloc(merge_count, sizeof *b->merges);
     b->pairs = mem_try_alloc(pairs, sizeof *b->pairs);
     b->pieces = mem_try_alloc(pieces, sizeof *b->pieces);
-    if (!b->byte_pair_ranks || !b->results || !b->pairs || !b->pieces)
+    b->piece_bytes = mem_try_alloc(pieces, sizeof *b->piece_bytes);
+    if (!b->byte_pair_ranks || !b->merges || !b->pairs || !b->pair_filter || !b->pieces || !b->piece_bytes)
         return false;
     b->seed = random_word((uint64_t)(uintptr_t)b->pairs, (uint64_t)(uintptr_t)b->pieces, 0);
     for (size_t i = 0; i < pairs; i++)
@@ -101,9 +106,11 @@ bool bpe_start(bpe *b, size_t merge_count, size_t piece_count)
 void bpe_free(bpe *b)
 {
     free(b->byte_pair_ranks);
-    free(b->results);
+    free(b->merges);
     free(b->pairs);
+    free(b->pair_filter);
     free(b->pieces);
+    free(b->piece_bytes);
     *b = (bpe){0};
 }
 
@@ -116,15 +123,22 @@ void bpe_scratch_free(bpe_scratch *s)
 
 static inline bpe_pair *pair_slot(const bpe *b, int32_t left, int32_t right)
 {
-    for (size_t i = pair_hash(left, right, b->seed) & b->pair_mask;; i = (i + 1) & b->pair_mask) {
+    uint64_t hash = pair_hash(left, right, b->seed);
+    for (size_t i = hash & b->pair_mask;; i = (i + 1) & b->pair_mask) {
         bpe_pair *p = &b->pairs[i];
-        if ((p->left == left && p->right == right) || p->rank == BPE_NO_RANK)
+        if (p->rank == BPE_NO_RANK)
+            return p;
+        const bpe_merge_rule *m = &b->merges[p->rank];
+        if (p->tag == (uint32_t)(hash >> 32) && m->left == left && m->right == right)
             return p;
     }
 }
 
 static inline int32_t pair_rank(const bpe *b, int32_t left, int32_t right)
 {
+    size_t bit = pair_hash(left, right, b->seed) >> 24 & b->filter_mask;
+    if (!(b->pair_filter[bit / 64] >> (bit % 64) & 1))
+        return BPE_NO_RANK;
     return pair_slot(b, left, right)->rank;
 }
 
@@ -138,8 +152,10 @@ bool bpe_add_merge(bpe *b, int32_t left, int32_t right, int32_t rank, int32_t re
     bpe_pair *p = pair_slot(b, left, right);
     if (p->rank != BPE_NO_RANK)
         return false;
-    *p = (bpe_pair){left, right, rank};
-    b->results[rank] = result;
+    *p = (bpe_pair){(uint32_t)(pair_hash(left, right, b->seed) >> 32), rank};
+    size_t bit = pair_hash(left, right, b->seed) >> 24 & b->filter_mask;
+    b->pair_filter[bit / 64] |= UINT64_C(1) << (bit % 64);
+    b->merges[rank] = (bpe_merge_rule){left, right, result};
     return true;
 }
 
@@ -150,18 +166,27 @@ void bpe_finish_merges(bpe *b)
             b->byte_pair_ranks[i * 256 + j] = pair_rank(b, b->byte_ids[i], b->byte_ids[j]);
 }
 
-static inline bpe_piece *piece_slot(const bpe *b, const char *bytes, size_t count)
+static inline size_t piece_home(const bpe *b, uint64_t key, size_t count)
 {
-    for (size_t i = piece_hash(bytes, count, b->seed) & b->piece_mask;; i = (i + 1) & b->piece_mask) {
-        bpe_piece *p = &b->pieces[i];
-        if (!p->bytes || (p->length == count && memcmp(p->bytes, bytes, count) == 0))
-            return p;
+    return mix(key ^ b->seed ^ (uint64_t)count << 56) & b->piece_mask;
+}
+
+/* The slot that holds these bytes, or the empty one where they belong. */
+static inline size_t piece_slot(const bpe *b, const char *bytes, size_t count)
+{
+    uint64_t key = piece_key(bytes, count, b->seed);
+    for (size_t i = piece_home(b, key, count);; i = (i + 1) & b->piece_mask) {
+        const bpe_piece *p = &b->pieces[i];
+        if (p->length == 0 || (p->key == key && p->length == count && (count <= 8 || memcmp(b->piece_bytes[i], bytes, count) == 0)))
+            return i;
     }
 }
 
 void bpe_add_piece(bpe *b, view bytes, int32_t id)
 {
-    *piece_slot(b, bytes.data, bytes.length) = (bpe_piece){bytes.data, (uint32_t)bytes.length, id};
+    size_t slot = piece_slot(b, bytes.data, bytes.length);
+    b->pieces[slot] = (bpe_piece){piece_key(bytes.data, bytes.length, b->seed), (uint32_t)bytes.length, id};
+    b->piece_bytes[slot] = bytes.data;
     if (bytes.length > b->longest_piece)
         b->longest_piece = bytes.length;
 }
@@ -173,11 +198,13 @@ static inline int32_t byte_rank(const bpe *b, const char *p)
 
 static size_t lowest(const int32_t *ranks, size_t count)
 {
-    size_t best = 0;
-    for (size_t i = 1; i < count; i++)
-        if (ranks[i] < ranks[best])
-            best = i;
-    return best;
+    int32_t least = ranks[0];
+    size_t at = 0;
+    for (size_t i = 1; i < count; i++) /* two loops: the compiler vectorises the first */
+        least = ranks[i] < least ? ranks[i] : least;
+    while (ranks[at] != least)
+        at++;
+    return at;
 }
 
 static void merge_short(const bpe *b, const char *piece, size_t count, token_list *out)
@@ -191,7 +218,7 @@ static void merge_short(const bpe *b, const char *piece, size_t count, token_lis
         size_t at = lowest(ranks, count - 1);
         if (ranks[at] == BPE_NO_RANK)
             break;
-        ids[at] = b->results[ranks[at]];
+        ids[at] = b->merges[ranks[at]].result;
         count--;
         for (size_t i = at + 1; i < count; i++) {
             ids[i] = ids[i + 1];
@@ -284,7 +311,7 @@ static void merge_long(const bpe *b, const char *piece, size_t count, bpe_scratc
         if (left->rank != (int32_t)(key >> POSITION_BITS))
             continue;
         bpe_node *right = &s->nodes[left->next];
-        left->id = b->results[left->rank];
+        left->id = b->merges[left->rank].result;
         left->next = right->next;
         right->rank = BPE_NO_RANK;
         if (left->next != NOWHERE)
@@ -305,11 +332,17 @@ void bpe_merge(const bpe *b, const char *piece, size_t count, bpe_scratch *scrat
         merge_long(b, piece, count, scratch, out);
 }
 
+void bpe_prepare(const bpe *b, const char *piece, size_t count)
+{
+    if (count <= b->longest_piece) /* the builtin, of gcc and clang, has no equivalent in C17 */
+        __builtin_prefetch(&b->pieces[piece_home(b, piece_key(piece, count, b->seed), count)]);
+}
+
 void bpe_encode(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out)
 {
     if (count <= b->longest_piece) {
-        const bpe_piece *p = piece_slot(b, piece, count);
-        if (p->bytes) {
+        const bpe_piece *p = &b->pieces[piece_slot(b, piece, count)];
+        if (p->length) {
             token_list_add(out, p->id);
             return;
         }

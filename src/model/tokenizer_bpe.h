@@ -14,26 +14,34 @@ enum {
     BPE_NO_RANK = INT32_MAX, /* larger than any rank */
 };
 
-/* A merge in the hash table of pairs. */
+/* A merge: two tokens that become one. Its rank is its line in the list of merges, 0 first. */
+typedef struct bpe_merge_rule {
+    int32_t left, right, result; /* token ids */
+} bpe_merge_rule;
+
+/* A slot of the hash table of pairs. Most lookups find nothing; eight slots share a cache line. */
 typedef struct bpe_pair {
-    int32_t left, right; /* token ids */
-    int32_t rank;        /* line in the list of merges, 0 first; BPE_NO_RANK marks an empty slot */
+    uint32_t tag; /* other bits of the pair's hash */
+    int32_t rank; /* BPE_NO_RANK marks an empty slot */
 } bpe_pair;
 
 /* A piece that is one token, in the hash table of pieces. */
 typedef struct bpe_piece {
-    const char *bytes; /* borrowed from the tokenizer; NULL marks an empty slot */
-    uint32_t length;   /* bytes */
+    uint64_t key;    /* up to 8 bytes: the bytes themselves, so that one cache line decides; longer: their hash */
+    uint32_t length; /* bytes; 0 marks an empty slot */
     int32_t id;
 } bpe_piece;
 
 typedef struct bpe {
     int32_t byte_ids[256];     /* the token of each byte */
     int32_t *byte_pair_ranks;  /* [256][256] rank of a pair of bytes: the first lookups of every piece */
-    int32_t *results;          /* [merge_count] the token each merge makes */
+    bpe_merge_rule *merges;    /* [merge_count] by rank */
+    uint64_t *pair_filter;     /* [(filter_mask + 1) / 64] a bit set for each pair: small enough to stay in cache, clear for most others */
+    size_t filter_mask;
     bpe_pair *pairs;           /* [pair_mask + 1], open addressing */
     size_t pair_mask, merge_count;
     bpe_piece *pieces;         /* [piece_mask + 1], open addressing */
+    const char **piece_bytes;  /* [piece_mask + 1] the bytes of each piece, borrowed from the tokenizer */
     size_t piece_mask, longest_piece;
     uint64_t seed;             /* of both hashes, so that a crafted file cannot make all entries collide */
 } bpe;
@@ -60,6 +68,9 @@ int32_t bpe_rank(const bpe *b, int32_t left, int32_t right);
 
 /* Appends the tokens of a piece, by merges alone. */
 void bpe_merge(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out);
+
+/* Says that bpe_encode of this piece comes soon: its slot is fetched into cache meanwhile. */
+void bpe_prepare(const bpe *b, const char *piece, size_t count);
 
 /* Appends the tokens of a piece, from the table of pieces where it is there. */
 void bpe_encode(const bpe *b, const char *piece, size_t count, bpe_scratch *scratch, token_list *out);

@@ -263,7 +263,7 @@ static size_t merge_naively(const bpe *b, const char *piece, size_t count, int32
                 rank = bpe_rank(b, ids[best = i], ids[i + 1]);
         if (rank == BPE_NO_RANK)
             return count;
-        ids[best] = b->results[rank];
+        ids[best] = b->merges[rank].result;
         memmove(ids + best + 1, ids + best + 2, (count - best - 2) * sizeof *ids);
         count--;
     }
