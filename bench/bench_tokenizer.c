@@ -1,16 +1,16 @@
 /* Speed of the tokenizer on one core: the split rule alone, and whole encoding.
  *
- *     bench_tokenizer [--large] [--tokenizer FILE] [FILE...]
+ *     bench_tokenizer [--large [--write FILE]] [--tokenizer FILE] [FILE...]
  *
  * Measures text that it makes itself, the same in every run (words, code, digits, CJK, emoji, spaces), and the given files. The
  * tokenizer is models/nano/tokenizer.json unless another is named. --large uses a synthetic tokenizer.json of GLM's size instead:
  * 154,820 tokens, made by joining neighbours in text of the same kind, with a merge for every way to make a token of two others; the
- * time to load it is printed. Times are CPU time of the thread, so that other programs on the machine change them little.
+ * time to load it is printed; --write FILE keeps the synthetic file. Times are CPU time of the thread, so that other programs on the machine change them little.
  *
- *     bench_tokenizer --ids [--tokenizer FILE]
+ *     bench_tokenizer --lines [--tokenizer FILE]
  *
- * reads JSON strings from standard input, one a line, and prints their ids as JSON arrays (tools/tokenizer_probe.mjs uses this);
- * a line that is an array of ids is answered with its text. */
+ * answers lines of standard input, for tools/tokenizer_probe.mjs: a JSON string with [[ids...], [bytes of each piece...]], where
+ * the pieces are those of the whole string without regard to added tokens; an array of ids with their text. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,8 +181,9 @@ static text large_json(int *merges)
     json_t *rule = json_string(tokenizer_split_regex);
     char *quoted = json_dumps(rule, JSON_ENCODE_ANY);
     text_add_text(&json, quoted);
-    text_add_text(&json, "},\"behavior\":\"Isolated\"},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
-                         "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{");
+    text_add_text(&json, "},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                         "\"trim_offsets\":true,\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\","
+                         "\"add_prefix_space\":true,\"trim_offsets\":true},\"model\":{\"type\":\"BPE\",\"vocab\":{");
     for (int i = 0; i < v.count; i++) {
         text_add_text(&json, i ? ",\"" : "\"");
         add_alphabet(&json, v.tokens[i]);
@@ -285,55 +286,79 @@ static int measure_all(const tokenizer *t, int count, char **files)
     return 0;
 }
 
-/* ---- ids of lines ---- */
+/* ---- answering lines ---- */
 
-static void answer(const tokenizer *t, const json_t *v)
+static void answer_text(const tokenizer *t, const char *s, size_t count)
+{
+    token_list ids = {0};
+    tokenizer_encode(t, s, count, true, &ids);
+    fputs("[[", stdout);
+    for (size_t i = 0; i < ids.count; i++)
+        printf(i ? ",%d" : "%d", ids.ids[i]);
+    fputs("],[", stdout);
+    for (size_t at = 0, piece; at < count; at += piece) {
+        piece = tokenizer_split_next(s + at, count - at);
+        printf(at ? ",%zu" : "%zu", piece);
+    }
+    puts("]]");
+    token_list_free(&ids);
+}
+
+static void answer_ids(const tokenizer *t, const json_t *array)
 {
     token_list ids = {0};
     text back = {0};
-    if (json_is_string(v)) {
-        tokenizer_encode(t, json_string_value(v), json_string_length(v), true, &ids);
-        putchar('[');
-        for (size_t i = 0; i < ids.count; i++)
-            printf(i ? ",%d" : "%d", ids.ids[i]);
-        puts("]");
-    } else {
-        for (size_t i = 0; i < json_array_size(v); i++)
-            token_list_add(&ids, (int32_t)json_integer_value(json_array_get(v, i)));
-        tokenizer_decode(t, ids.ids, ids.count, false, &back);
-        json_t *s = json_stringn(back.data ? back.data : "", back.length);
-        char *line = json_dumps(s, JSON_ENCODE_ANY);
-        puts(line);
-        free(line);
-        json_decref(s);
-    }
+    for (size_t i = 0; i < json_array_size(array); i++)
+        token_list_add(&ids, (int32_t)json_integer_value(json_array_get(array, i)));
+    tokenizer_decode(t, ids.ids, ids.count, false, &back);
+    json_t *s = json_stringn(back.data ? back.data : "", back.length);
+    char *line = json_dumps(s, JSON_ENCODE_ANY);
+    puts(line);
+    free(line);
+    json_decref(s);
     token_list_free(&ids);
     text_free(&back);
 }
 
-static int print_ids(const tokenizer *t)
+static int answer_lines(const tokenizer *t)
 {
     char *line = NULL;
     size_t capacity = 0;
+    setvbuf(stdout, NULL, _IOLBF, 1 << 16); /* who asks waits for the answer */
     for (ssize_t n; (n = getline(&line, &capacity, stdin)) > 0;) {
         json_t *v = json_loadb(line, (size_t)n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
         if (!v) {
-            fprintf(stderr, "a line is not JSON\n");
+            fprintf(stderr, "not a JSON value: %s\n", line);
             return 1;
         }
-        answer(t, v);
+        if (json_is_string(v))
+            answer_text(t, json_string_value(v), json_string_length(v));
+        else
+            answer_ids(t, v);
         json_decref(v);
     }
     free(line);
     return 0;
 }
 
-static tokenizer *open_large(error *err)
+static bool write_file(const char *path, const text *content, error *err)
+{
+    file_writer *w = file_writer_open(path, err);
+    if (!w)
+        return false;
+    if (file_writer_add(w, content->data, content->length, err))
+        return file_writer_commit(w, err);
+    file_writer_abandon(w);
+    return false;
+}
+
+static tokenizer *open_large(const char *write_to, error *err)
 {
     int merges = 0;
     text json = large_json(&merges);
+    bool written = !write_to || write_file(write_to, &json, err);
     uint64_t start = cpu_us();
-    tokenizer *t = tokenizer_parse(json.data, json.length, "synthetic tokenizer", err);
+    tokenizer *t = written ? tokenizer_parse(json.data, json.length, "synthetic tokenizer", err) : NULL;
     uint64_t end = cpu_us();
     if (t)
         printf("synthetic tokenizer.json: %d tokens, %d merges, %.1f MB, loaded in %.0f ms\n", tokenizer_size(t), merges,
@@ -344,28 +369,30 @@ static tokenizer *open_large(error *err)
 
 int main(int argc, char **argv)
 {
-    const char *path = SOURCE_DIR "/models/nano/tokenizer.json";
-    bool use_large = false, ids = false;
+    const char *path = SOURCE_DIR "/models/nano/tokenizer.json", *write_to = NULL;
+    bool use_large = false, lines = false;
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--large") == 0)
             use_large = true;
-        else if (strcmp(argv[i], "--ids") == 0)
-            ids = true;
+        else if (strcmp(argv[i], "--lines") == 0)
+            lines = true;
         else if (strcmp(argv[i], "--tokenizer") == 0 && i + 1 < argc)
             path = argv[++i];
+        else if (strcmp(argv[i], "--write") == 0 && i + 1 < argc)
+            write_to = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--large] [--ids] [--tokenizer FILE] [FILE...]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--large [--write FILE]] [--lines] [--tokenizer FILE] [FILE...]\n", argv[0]);
             return 2;
         }
     }
     error err = {0};
-    tokenizer *t = use_large ? open_large(&err) : tokenizer_load(path, &err);
+    tokenizer *t = use_large ? open_large(write_to, &err) : tokenizer_load(path, &err);
     if (!t) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }
-    int status = ids ? print_ids(t) : measure_all(t, argc - i, argv + i);
+    int status = lines ? answer_lines(t) : measure_all(t, argc - i, argv + i);
     tokenizer_free(t);
     return status;
 }

@@ -107,7 +107,7 @@ static void encode_from_set(encoding *e, view s, int set)
     }
     added_match m;
     size_t from = 0, done = 0;
-    while (added_set_next(&e->tokenizer->added[set], s, &from, done, &m)) {
+    while (added_set_next(&e->tokenizer->added[set], s, &from, &m)) {
         if (done < m.start)
             encode_from_set(e, (view){s.data + done, m.start - done}, set + 1);
         token_list_add(e->out, m.token->id);

@@ -121,7 +121,7 @@ static size_t spaces_end(view sentence, size_t start)
     return start;
 }
 
-bool added_set_next(const added_set *s, view sentence, size_t *from, size_t done, added_match *out)
+bool added_set_next(const added_set *s, view sentence, size_t *from, added_match *out)
 {
     for (size_t at = *from; at < sentence.length; at++) {
         uint32_t node = s->root[(unsigned char)sentence.data[at]];
@@ -135,10 +135,8 @@ bool added_set_next(const added_set *s, view sentence, size_t *from, size_t done
         }
         *from = end;
         *out = (added_match){t, at, end};
-        if (t->lstrip) {
-            size_t start = spaces_start(sentence, at);
-            out->start = start > done ? start : done;
-        }
+        if (t->lstrip)
+            out->start = spaces_start(sentence, at);
         if (t->rstrip)
             out->end = spaces_end(sentence, end);
         return true;

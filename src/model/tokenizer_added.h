@@ -39,8 +39,8 @@ typedef struct added_match {
 void added_set_add(added_set *s, added_token token); /* its content, not empty, must outlive the set */
 void added_set_free(added_set *s);
 
-/* The next occurrence at or after *from; *from moves to where the search goes on. done is the end of what earlier occurrences
- * took: lstrip reaches no further back. */
-bool added_set_next(const added_set *s, view sentence, size_t *from, size_t done, added_match *out);
+/* The next occurrence at or after *from; *from moves to where the search goes on. The spaces it strips may be spaces that an
+ * earlier occurrence took already. */
+bool added_set_next(const added_set *s, view sentence, size_t *from, added_match *out);
 
 #endif

@@ -64,8 +64,7 @@ static void check_round_trip(const tokenizer *t, const char *bytes, size_t count
     require(same(&raw, bytes, count), "the tokens hold the bytes of the text");
     tokenizer_decode(t, ids.ids, ids.count, false, &back);
     require(!utf8_valid(bytes, count) || same(&back, bytes, count), "decoding gives back valid UTF-8");
-    check_streaming(t, &ids, false);
-    check_streaming(t, &ids, true);
+    check_streaming(t, &ids, added);
     token_list_free(&ids);
     text_free(&back);
     text_free(&raw);
@@ -76,8 +75,7 @@ static void check_ids(const tokenizer *t, const uint8_t *data, size_t size)
     token_list ids = {0};
     for (size_t i = 0; i + 1 < size; i += 2)
         token_list_add(&ids, (data[i] | data[i + 1] << 8) % (tokenizer_size(t) + 8));
-    check_streaming(t, &ids, false);
-    check_streaming(t, &ids, true);
+    check_streaming(t, &ids, size % 4 < 2);
     token_list_free(&ids);
 }
 

@@ -170,6 +170,7 @@ static void test_split(void **state)
     (void)state;
     expect_pieces("Hello world", "Hello| world");
     expect_pieces("It's we'RE they'Ll I'D x'\xC5\xBF", "It|'s| we|'RE| they|'Ll| I|'D| x|'\xC5\xBF");
+    expect_pieces("'\xC5\xBFx '\xC5\xBFx", "'\xC5\xBF|x| '|\xC5\xBFx");
     expect_pieces("'sample 'lx 'l", "'s|ample| '|lx| '|l"); /* the space takes the quote before the quote can take the letters */
     expect_pieces("'lx", "'lx");
     expect_pieces("12345678", "123|456|78");
@@ -359,7 +360,9 @@ static const char added_list[] = "["
     ADDED(262, "  x", PLAIN) ","
     ADDED(263, "<lr>", FLAGS(false, true, true, true, false)) ","
     ADDED(264, "\xE6\x97\xA5\xE6\x9C\xAC", PLAIN) ","
-    ADDED(265, "\xC3\xA9\xC3\xBF", PLAIN) "]";
+    ADDED(265, "\xC3\xA9\xC3\xBF", PLAIN) ","
+    ADDED(266, ">y", PLAIN) ","
+    ADDED(267, ">yzz", PLAIN) "]";
 
 /* HF's ids for texts with these tokens. */
 static const char *const added_cases[][2] = {
@@ -411,6 +414,13 @@ static const char *const added_cases[][2] = {
     {"<n><l><n><l>", "{260}{260}"},
     {"<r> 's", "{258}'s"},
     {"  <n>  ", "  {259}  "},
+    {"a<w>y", "a<w>y"},
+    {"a<w>>y", "a<w>{266}"},
+    {"<w>y", "<w>y"},
+    {"<n>y", "<n{266}"},
+    {">yz", "{266}z"},
+    {">yzz", "{267}"},
+    {">y>yzz", "{266}{267}"},
 };
 
 static void test_added_tokens(void **state)
@@ -419,7 +429,7 @@ static void test_added_tokens(void **state)
     tokenizer *t = open_valid((parts){.added = added_list});
     for (size_t i = 0; i < sizeof added_cases / sizeof *added_cases; i++)
         expect_encoding(t, added_cases[i][0], added_cases[i][1]);
-    assert_int_equal(tokenizer_size(t), 266);
+    assert_int_equal(tokenizer_size(t), 268);
     assert_int_equal(tokenizer_added_id(t, "<n><l>"), 260);
     assert_int_equal(tokenizer_added_id(t, "<x>"), -1);
     assert_true(tokenizer_is_special(t, 260));
