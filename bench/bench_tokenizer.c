@@ -4,8 +4,9 @@
  *
  * Measures text that it makes itself, the same in every run (words, code, digits, CJK, emoji, spaces), and the given files. The
  * tokenizer is models/nano/tokenizer.json unless another is named. --large uses a synthetic tokenizer.json of GLM's size instead:
- * 154,820 tokens, made by joining neighbours in text of the same kind, with a merge for every way to make a token of two others; the
- * time to load it is printed; --write FILE keeps the synthetic file. Times are CPU time of the thread, so that other programs on the machine change them little.
+ * 154,820 tokens, made by joining neighbours in text of the same kind, with a merge for every way to make a token of two
+ * others; the time to load it is printed, and --write FILE keeps it. Times are CPU time of the thread, so that other programs
+ * on the machine change them less.
  *
  *     bench_tokenizer --lines [--tokenizer FILE]
  *
@@ -35,8 +36,8 @@ static uint64_t dice(uint64_t *counter, uint64_t sides)
 /* A word of a made-up language whose syllables repeat the way real ones do; small numbers are more likely than large ones. */
 static void add_word(text *t, uint64_t *n)
 {
-    static const char *const onset[] = {"t", "s", "r", "th", "c", "m",  "p",  "b", "w", "st",
-                                        "f", "d", "l", "n",  "h", "pr", "gr", "",  "v", "k"};
+    static const char *const onset[] = {"t",  "s", "r", "th", "c", "m", "p",  "b",  "w", "st",
+                                        "f", "d", "l", "n",  "h", "",  "pr", "gr", "v", "k"};
     static const char *const vowel[] = {"e", "a", "o", "i", "u", "ea", "ou", "y"};
     static const char *const coda[] = {"", "n", "r", "s", "t", "l", "nd", "ng", "st", "ck", "m", "tion", "d"};
     uint64_t rank = dice(n, 1 + dice(n, 1 + dice(n, 60000))), counter = rank * 977; /* Zipf-like choice among 60,000 words */
@@ -244,9 +245,10 @@ static void measure(const tokenizer *t, const char *name, const char *s, size_t 
         decode_us = decode_end - encode_end < decode_us ? decode_end - encode_end : decode_us;
     }
     bool exact = back.length == count && memcmp(back.data, s, count) == 0;
-    printf("%-28s %9.2f %11.2f %12.2f %12.1f %12.1f %12.1f  %s\n", name, (double)count / 1e6, (double)count / (double)(pieces ? pieces : 1),
-           (double)count / (double)(ids.count ? ids.count : 1), mb_per_s(count, split_us), mb_per_s(count, encode_us),
-           mb_per_s(count, decode_us), exact ? "exact" : "not UTF-8");
+    double megabytes = (double)count / 1e6, per_piece = (double)count / (double)(pieces ? pieces : 1);
+    double per_token = (double)count / (double)(ids.count ? ids.count : 1);
+    printf("%-28s %9.2f %11.2f %12.2f %12.1f %12.1f %12.1f  %s\n", name, megabytes, per_piece, per_token, mb_per_s(count, split_us),
+           mb_per_s(count, encode_us), mb_per_s(count, decode_us), exact ? "exact" : "not UTF-8");
     token_list_free(&ids);
     text_free(&back);
 }
@@ -268,7 +270,8 @@ static void measure_runs(const tokenizer *t)
 
 static int measure_all(const tokenizer *t, int count, char **files)
 {
-    printf("%-28s %9s %11s %12s %12s %12s %12s\n", "text", "MB", "bytes/piece", "bytes/token", "split MB/s", "encode MB/s", "decode MB/s");
+    printf("%-28s %9s %11s %12s %12s %12s %12s\n", "text", "MB", "bytes/piece",
+           "bytes/token", "split MB/s", "encode MB/s", "decode MB/s");
     text s = sample(SAMPLE_BYTES, 0);
     measure(t, "mixed, made here", s.data, s.length);
     text_free(&s);

@@ -62,7 +62,8 @@ const equal = (a, b) => a.length === b.length && a.every((x, i) => x === b[i])
 const count = { strings: 0, pieces: 0, decodings: 0, bytes: 0, differences: 0 }
 
 function report(kind, input, expected, found) {
-  if (count.differences++ < 20) console.log(`${kind}: ${JSON.stringify(input)}\n  HF   ${JSON.stringify(expected)}\n  ours ${JSON.stringify(found)}`)
+  if (count.differences++ >= 20) return
+  console.log(`${kind}: ${JSON.stringify(input)}\n  HF   ${JSON.stringify(expected)}\n  ours ${JSON.stringify(found)}`)
 }
 
 async function compare(strings) {
@@ -165,6 +166,6 @@ await all(randomStrings(options.random), compare, 'random strings')
 await all(chunks(files), compare, 'chunks of files')
 await all(idLists(options.decode), compareDecoding, 'decodings')
 child.stdin.end()
-console.log(`${count.strings} strings (${(count.bytes / 1e6).toFixed(1)} MB), pieces compared in ${count.pieces}, ${count.decodings} decodings: ` +
-  `${count.differences} differences`)
+console.log(`${count.strings} strings (${(count.bytes / 1e6).toFixed(1)} MB), pieces compared in ${count.pieces}, ` +
+  `${count.decodings} decodings: ${count.differences} differences`)
 process.exit(count.differences ? 1 : 0)

@@ -34,7 +34,8 @@ bool tokenizer_is_added(const tokenizer *t, int32_t id);
  * bytes as they are. */
 void tokenizer_encode(const tokenizer *t, const char *text, size_t count, bool added_tokens, token_list *out);
 
-/* The bytes of one token; added tokens give their content. {NULL, 0} for an id without a token. */
+/* The bytes one token decodes to. Added tokens give their content (but, as in HF, one written wholly in the byte alphabet with
+ * characters beyond ASCII gives the bytes these stand for). {NULL, 0} for an id without a token. */
 view tokenizer_token(const tokenizer *t, int32_t id);
 
 /* Appends the text of ids. skip_special leaves out tokens with "special": true. Bytes that are not valid UTF-8

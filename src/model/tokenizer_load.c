@@ -4,6 +4,8 @@
  * A vocabulary token is written in the byte alphabet: each byte stands as one visible character (33..126, 161..172 and 174..255
  * as themselves, the other 68 as U+0100 and up, in order). A token with any other character cannot come out of text; it keeps
  * its id and decodes to its own UTF-8, as in HF. */
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +52,17 @@ static shown show(const char *token)
     return s;
 }
 
+/* Sets the error "<file>: <sentence>"; returns false. */
+__attribute__((format(printf, 2, 3))) static bool refuse(loader *l, const char *format, ...)
+{
+    char sentence[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    return error_set(l->err, ERROR_INPUT, "%s: %s", l->where, sentence);
+}
+
 static void alphabet_start(loader *l)
 {
     uint32_t next = 256;
@@ -78,8 +91,8 @@ static bool check_keys(json_source s, const char *const *known, error *err)
         while (*k && strcmp(*k, key) != 0)
             k++;
         if (!*k)
-            return error_set(err, ERROR_INPUT, "%s: key \"%s\" is not known to this tokenizer; it could change the tokens", s.where,
-                             show(key).text);
+            return error_set(err, ERROR_INPUT, "%s: key \"%s\" is not known to this tokenizer; it could change the tokens",
+                             s.where, show(key).text);
     }
     return true;
 }
@@ -99,8 +112,8 @@ static bool open_object(json_source s, const char *key, text *path, json_source 
 static bool expect_null(json_source s, const char *key, error *err)
 {
     if (json_has(s, key))
-        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be null, found %s; this tokenizer does not implement it", s.where, key,
-                         json_type_name(json_object_get(s.object, key)));
+        return error_set(err, ERROR_INPUT, "%s: key \"%s\" must be null, found %s; this tokenizer does not implement it",
+                         s.where, key, json_type_name(json_object_get(s.object, key)));
     return true;
 }
 
@@ -132,7 +145,8 @@ static bool check_byte_level(json_source s, bool changes_text, error *err)
     static const char *const keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
     if (!expect_string(s, "type", "ByteLevel", err) || !check_keys(s, keys, err))
         return false;
-    return !changes_text || (expect_bool(s, "add_prefix_space", true, false, err) && expect_bool(s, "use_regex", true, false, err));
+    return !changes_text ||
+           (expect_bool(s, "add_prefix_space", true, false, err) && expect_bool(s, "use_regex", true, false, err));
 }
 
 static bool check_split(json_source s, error *err)
@@ -191,9 +205,10 @@ static bool check_steps(json_source root, error *err)
 /* Settings of the model other than its vocabulary and merges. */
 static bool check_model(loader *l, json_source m)
 {
-    static const char *const keys[] = {"type",     "dropout",       "unk_token",     "continuing_subword_prefix", "end_of_word_suffix",
-                                       "fuse_unk", "byte_fallback", "ignore_merges", "vocab",                     "merges",
-                                       NULL};
+    static const char *const keys[] = {
+        "type",     "dropout",       "unk_token",     "continuing_subword_prefix", "end_of_word_suffix",
+        "fuse_unk", "byte_fallback", "ignore_merges", "vocab",                     "merges",
+        NULL};
     bool fuse_unk = false; /* without an unknown token it has no effect */
     return expect_string(m, "type", "BPE", l->err) && check_keys(m, keys, l->err) && expect_null(m, "dropout", l->err) &&
            expect_null(m, "unk_token", l->err) && expect_null(m, "continuing_subword_prefix", l->err) &&
@@ -207,10 +222,9 @@ static bool check_id(loader *l, const char *token, const json_t *id)
     if (json_is_integer(id) && json_integer_value(id) >= 0 && json_integer_value(id) < ID_LIMIT)
         return true;
     if (!json_is_integer(id))
-        return error_set(l->err, ERROR_INPUT, "%s: the id of token \"%s\" must be an integer, found %s", l->where, show(token).text,
-                         json_type_name(id));
-    return error_set(l->err, ERROR_INPUT, "%s: the id of token \"%s\" must be from 0 to %d, found %lld", l->where, show(token).text,
-                     ID_LIMIT - 1, (long long)json_integer_value(id));
+        return refuse(l, "the id of token \"%s\" must be an integer, found %s", show(token).text, json_type_name(id));
+    return refuse(l, "the id of token \"%s\" must be from 0 to %d, found %lld",
+                  show(token).text, ID_LIMIT - 1, (long long)json_integer_value(id));
 }
 
 static void note_token(tokenizer *t, const char *content, const json_t *id)
@@ -235,21 +249,22 @@ static bool measure(loader *l, const json_t *added)
     json_array_foreach(added, i, value)
     {
         const json_t *content = json_object_get(value, "content"), *id = json_object_get(value, "id");
-        if (!json_is_string(content) || json_string_length(content) == 0 ||
-            json_string_length(content) > ADDED_CONTENT_LIMIT_BYTES || strlen(json_string_value(content)) != json_string_length(content))
-            return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: key \"content\" must be a string of 1 to %d bytes without NUL",
-                             l->where, i, ADDED_CONTENT_LIMIT_BYTES);
+        size_t length = json_string_length(content);
+        if (length == 0 || length > ADDED_CONTENT_LIMIT_BYTES || strlen(json_string_value(content)) != length)
+            return refuse(l, "added_tokens[%zu]: key \"content\" must be a string of 1 to %d bytes without NUL",
+                          i, ADDED_CONTENT_LIMIT_BYTES);
         if (!check_id(l, json_string_value(content), id))
             return false;
         note_token(l->t, json_string_value(content), id);
         note_token(l->t, json_string_value(content), id); /* content and decoded bytes are kept apart */
     }
     if (l->t->size == 0)
-        return error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" has no tokens", l->where);
+        return refuse(l, "key \"vocab\" has no tokens");
     l->t->tokens = mem_try_alloc((size_t)l->t->size, sizeof *l->t->tokens);
     l->t->pool = mem_try_alloc(l->t->pool_bytes, 1);
     if (!l->t->tokens || !l->t->pool)
-        return error_set(l->err, ERROR_FIT, "%s: not enough memory for %d tokens of %zu bytes", l->where, l->t->size, l->t->pool_bytes);
+        return error_set(l->err, ERROR_FIT, "%s: not enough memory for %d tokens of %zu bytes together", l->where, l->t->size,
+                         l->t->pool_bytes);
     return true;
 }
 
@@ -289,7 +304,7 @@ static bool load_vocab(loader *l, bool *in_alphabet)
         token_entry *e = &l->t->tokens[id];
         view bytes;
         if (e->bytes)
-            return error_set(l->err, ERROR_INPUT, "%s: id %d belongs to two tokens, one of them \"%s\"", l->where, id, show(token).text);
+            return refuse(l, "id %d belongs to two tokens, one of them \"%s\"", id, show(token).text);
         in_alphabet[id] = token_bytes(l, token, &bytes) && bytes.length > 0;
         *e = (token_entry){.bytes = bytes.data, .length = (uint32_t)bytes.length};
         map_add(&l->ids, view_of(token), id);
@@ -297,8 +312,8 @@ static bool load_vocab(loader *l, bool *in_alphabet)
     for (int b = 0; b < 256; b++) {
         int64_t id;
         if (!map_get(&l->ids, view_of(l->character_of[b]), &id))
-            return error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" has no token \"%s\" for byte %d; text with it could not be encoded",
-                             l->where, l->character_of[b], b);
+            return refuse(l, "key \"vocab\" has no token \"%s\" for byte %d; text with it could not be encoded",
+                          l->character_of[b], b);
         l->t->bpe.byte_ids[b] = (int32_t)id;
     }
     return true;
@@ -310,7 +325,7 @@ static bool find_in_merge(loader *l, size_t index, view token, int32_t *out)
     int64_t id;
     if (!map_get(&l->ids, token, &id)) {
         char *name = mem_copy(token.data, token.length);
-        error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: \"%s\" is not in the vocabulary", l->where, index, show(name).text);
+        refuse(l, "merges[%zu]: \"%s\" is not in the vocabulary", index, show(name).text);
         free(name);
         return false;
     }
@@ -328,8 +343,7 @@ static bool add_merge(loader *l, size_t index, size_t rank, view left, view righ
         !find_in_merge(l, index, (view){l->buffer.data, l->buffer.length}, &result))
         return false;
     if (!bpe_add_merge(&l->t->bpe, left_id, right_id, (int32_t)rank, result))
-        return error_set(l->err, ERROR_INPUT, "%s: merges[%zu]: the pair that makes \"%s\" is listed twice", l->where, index,
-                         show(l->buffer.data).text);
+        return refuse(l, "merges[%zu]: the pair that makes \"%s\" is listed twice", index, show(l->buffer.data).text);
     return true;
 }
 
@@ -363,8 +377,8 @@ static bool load_merges(loader *l, const json_t *merges)
         if (!pairs && json_is_string(merge) && text_starts_with(json_string_value(merge), "#version"))
             continue;
         if (!merge_halves(merge, pairs, &left, &right))
-            return error_set(l->err, ERROR_INPUT, "%s: merges[%zu] must be %s, neither half empty", l->where, index,
-                             pairs ? "a list of two strings like the first one" : "a string of two halves with one space between");
+            return refuse(l, "merges[%zu] must be %s, neither half empty", index,
+                          pairs ? "a list of two strings like the first one" : "a string of two halves with one space between");
         if (!add_merge(l, index, rank++, left, right))
             return false;
     }
@@ -395,7 +409,7 @@ static bool load_model(loader *l, json_source model)
 {
     const json_t *merges = json_object_get(model.object, "merges");
     if (!json_is_array(merges) || json_array_size(merges) > BPE_MERGES_LIMIT)
-        return error_set(l->err, ERROR_INPUT, "%s: key \"merges\" must be a list of at most %d merges", l->where, BPE_MERGES_LIMIT);
+        return refuse(l, "key \"merges\" must be a list of at most %d merges", BPE_MERGES_LIMIT);
     bool *in_alphabet = mem_try_alloc((size_t)l->t->size, sizeof *in_alphabet);
     bool ok = in_alphabet && bpe_start(&l->t->bpe, json_array_size(merges), json_object_size(l->vocab));
     if (!ok)
@@ -412,11 +426,10 @@ static bool check_added_id(loader *l, size_t index, const char *content, int32_t
 {
     int64_t listed = -1;
     if (map_get(&l->ids, view_of(content), &listed) && listed != id)
-        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, but %lld in the vocabulary", l->where, index,
-                         show(content).text, id, (long long)listed);
+        return refuse(l, "added_tokens[%zu]: \"%s\" has id %d, but %lld in the vocabulary",
+                      index, show(content).text, id, (long long)listed);
     if (listed < 0 && l->t->tokens[id].bytes)
-        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" has id %d, which another token has", l->where, index,
-                         show(content).text, id);
+        return refuse(l, "added_tokens[%zu]: \"%s\" has id %d, which another token has", index, show(content).text, id);
     return true;
 }
 
@@ -434,7 +447,7 @@ static bool load_added_token(loader *l, size_t index, json_source s)
         return false;
     a.content = (view){memcpy(pool_take(l->t, strlen(content)), content, strlen(content) + 1), strlen(content)};
     if (!map_add(&l->t->added_ids, a.content, a.id))
-        return error_set(l->err, ERROR_INPUT, "%s: added_tokens[%zu]: \"%s\" is listed twice", l->where, index, show(content).text);
+        return refuse(l, "added_tokens[%zu]: \"%s\" is listed twice", index, show(content).text);
     if (!e->bytes) {
         view bytes;
         token_bytes(l, content, &bytes);
@@ -466,16 +479,17 @@ static bool load_root(loader *l, const json_t *document)
 {
     json_source root = {document, l->where}, model = {0};
     if (!json_is_object(document))
-        return error_set(l->err, ERROR_INPUT, "%s: must be an object, found %s", l->where, json_type_name(document));
+        return refuse(l, "must be an object, found %s", json_type_name(document));
     const json_t *added = json_object_get(document, "added_tokens");
     if (added && !json_is_array(added))
-        return error_set(l->err, ERROR_INPUT, "%s: key \"added_tokens\" must be a list, found %s", l->where, json_type_name(added));
+        return refuse(l, "key \"added_tokens\" must be a list, found %s", json_type_name(added));
     text path = {0};
     bool ok = check_steps(root, l->err) && open_object(root, "model", &path, &model, l->err) && check_model(l, model);
     if (ok) {
         l->vocab = json_object_get(model.object, "vocab");
         if (!json_is_object(l->vocab))
-            ok = error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" must be an object, found %s", model.where, json_type_name(l->vocab));
+            ok = error_set(l->err, ERROR_INPUT, "%s: key \"vocab\" must be an object, found %s", model.where,
+                           json_type_name(l->vocab));
     }
     ok = ok && measure(l, added) && load_model(l, model) && load_added(l, added);
     text_free(&path);

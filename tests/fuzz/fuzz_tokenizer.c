@@ -21,10 +21,10 @@ static void require(bool holds, const char *what)
 static tokenizer *nano(void)
 {
     static tokenizer *t;
+    static const char from_tests[] = "../models/nano/tokenizer.json", *from_root = from_tests + 3;
     error err = {0};
     if (!t)
-        t = tokenizer_load(
-            file_exists("models/nano/tokenizer.json") ? "models/nano/tokenizer.json" : "../models/nano/tokenizer.json", &err);
+        t = tokenizer_load(file_exists(from_root) ? from_root : from_tests, &err);
     require(t != NULL, err.text);
     return t;
 }

@@ -623,8 +623,10 @@ static void test_refused_steps(void **state)
     expect_refused((parts){.pre = SEQUENCE(SPLIT, BYTES "," BYTES)}, "\"pretokenizers\"");
     expect_refused((parts){.pre = SEQUENCE(SPLIT_START "\"\\\\s+\"" SPLIT_END, BYTES)}, "\"Regex\"");
     expect_refused((parts){.pre = SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"String\":\" \"" SPLIT_END, BYTES)}, "pattern");
-    expect_refused((parts){.pre = SEQUENCE(SPLIT_START RULE "},\"behavior\":\"Removed\",\"invert\":false}", BYTES)}, "\"behavior\"");
-    expect_refused((parts){.pre = SEQUENCE(SPLIT_START RULE "},\"behavior\":\"Isolated\",\"invert\":true}", BYTES)}, "\"invert\"");
+    expect_refused((parts){.pre = SEQUENCE(SPLIT_START RULE "},\"behavior\":\"Removed\",\"invert\":false}", BYTES)},
+                   "\"behavior\"");
+    expect_refused((parts){.pre = SEQUENCE(SPLIT_START RULE "},\"behavior\":\"Isolated\",\"invert\":true}", BYTES)},
+                   "\"invert\"");
     expect_refused((parts){.pre = SEQUENCE(SPLIT, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"use_regex\":false}")},
                    "\"add_prefix_space\"");
     expect_refused((parts){.pre = SEQUENCE(SPLIT, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}")}, "\"use_regex\"");
@@ -693,8 +695,8 @@ static void test_refused_added_tokens(void **state)
 static void test_refused_documents(void **state)
 {
     (void)state;
-    static const char *const documents[] = {
-        "", "[]", "7", "{", "{}", "{\"version\":\"1.0\"}", "\xFF", "{\"version\":\"1.0\",\"version\":1}"};
+    static const char *const documents[] = {"", "[]", "7", "{", "{}", "{\"version\":\"1.0\"}", "\xFF",
+                                            "{\"version\":\"1.0\",\"version\":1}"};
     for (size_t i = 0; i < sizeof documents / sizeof *documents; i++) {
         error err = {0};
         assert_null(tokenizer_parse(documents[i], strlen(documents[i]), "file", &err));
@@ -713,8 +715,8 @@ static void test_refused_documents(void **state)
 static void test_holes_and_foreign_tokens(void **state)
 {
     (void)state;
-    tokenizer *t = open_valid(
-        (parts){.vocab = ",\"a b\":1000,\"\":1001", .added = "[" ADDED(2000, "<x>", PLAIN) "," ADDED(97, "a", PLAIN) "]"});
+    tokenizer *t = open_valid((parts){.vocab = ",\"a b\":1000,\"\":1001",
+                                      .added = "[" ADDED(2000, "<x>", PLAIN) "," ADDED(97, "a", PLAIN) "]"});
     assert_int_equal(tokenizer_size(t), 2001);
     assert_null(tokenizer_token(t, 500).data);
     assert_non_null(tokenizer_token(t, 1001).data);
