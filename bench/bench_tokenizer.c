@@ -174,7 +174,8 @@ static text large_json(int *merges)
     }
     for (size_t at = 0; at < source.length && v.count < LARGE_TOKENS;) {
         size_t n = tokenizer_split_next(source.data + at, source.length - at);
-        large_learn(&v, source.data + at, n);
+        for (size_t skip = 0; skip < 6 && skip < n; skip++) /* also ends of words, so that most tokens can be made in two ways */
+            large_learn(&v, source.data + at + skip, n - skip);
         at += n;
     }
     text_add_text(&json, "{\"version\":\"1.0\",\"added_tokens\":[],\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":"
