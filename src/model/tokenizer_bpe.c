@@ -2,8 +2,8 @@
  * lowest rank (of equals the leftmost) becomes one token.
  *
  * Three ways to the same result:
- *   - a piece in the table of pieces is one lookup. The loader puts a token there when its own bytes merge into it (or when
- *     the file says ignore_merges), so the answer is that of the merges;
+ *   - a piece in the table of pieces is one lookup. The loader leaves a token there when its own bytes merge into it (or when
+ *     the file says ignore_merges) and hides the others, so the answer is that of the merges;
  *   - short pieces keep ids and ranks in two small arrays and look for the lowest rank by a scan;
  *   - long pieces are a linked list over the bytes with a heap of (rank, position), so n bytes cost n log n. An entry of the
  *     heap is out of date when the rank stored at its position is another one; it is then dropped. */
@@ -195,6 +195,18 @@ void bpe_add_piece(bpe *b, view bytes, int32_t id)
         b->longest_piece = bytes.length;
 }
 
+int32_t bpe_find_piece(const bpe *b, view bytes)
+{
+    const bpe_piece *p = &b->pieces[piece_slot(b, bytes.data, bytes.length)];
+    return p->length ? p->id : -1;
+}
+
+void bpe_hide_piece(bpe *b, view bytes)
+{
+    bpe_piece *p = &b->pieces[piece_slot(b, bytes.data, bytes.length)];
+    p->id = -p->id - 1;
+}
+
 static inline int32_t byte_rank(const bpe *b, const char *p)
 {
     return b->byte_pair_ranks[(size_t)(unsigned char)p[0] * 256 + (unsigned char)p[1]];
@@ -346,7 +358,7 @@ void bpe_encode(const bpe *b, const char *piece, size_t count, bpe_scratch *scra
 {
     if (count <= b->longest_piece) {
         const bpe_piece *p = &b->pieces[piece_slot(b, piece, count)];
-        if (p->length) {
+        if (p->length && p->id >= 0) {
             token_list_add(out, p->id);
             return;
         }

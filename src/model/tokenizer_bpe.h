@@ -29,7 +29,7 @@ typedef struct bpe_pair {
 typedef struct bpe_piece {
     uint64_t key;    /* up to 8 bytes: the bytes themselves, so that one cache line decides; longer: their hash */
     uint32_t length; /* bytes; 0 marks an empty slot */
-    int32_t id;
+    int32_t id;      /* hidden pieces: minus id minus 1 */
 } bpe_piece;
 
 typedef struct bpe {
@@ -56,12 +56,14 @@ typedef struct bpe_scratch {
 
 void bpe_scratch_free(bpe_scratch *s);
 
-/* Allocates tables for so many merges and pieces; byte_ids are the caller's to fill before anything else is called. false
- * when memory is short. */
+/* Building, in this order: start; all pieces; byte_ids, which the caller fills; all merges; finish; hide. bpe_start is false when
+ * memory is short. */
 bool bpe_start(bpe *b, size_t merge_count, size_t piece_count);
+void bpe_add_piece(bpe *b, view bytes, int32_t id); /* not empty, and must outlive b */
+int32_t bpe_find_piece(const bpe *b, view bytes);   /* -1 for none; before the first bpe_hide_piece */
 bool bpe_add_merge(bpe *b, int32_t left, int32_t right, int32_t rank, int32_t result); /* false: the pair has a merge already */
-void bpe_finish_merges(bpe *b); /* after the last merge, before the first bpe_merge */
-void bpe_add_piece(bpe *b, view bytes, int32_t id); /* from now on bpe_encode answers these bytes with this id */
+void bpe_finish_merges(bpe *b);
+void bpe_hide_piece(bpe *b, view bytes); /* from now on bpe_encode merges these bytes instead of answering with the piece's id */
 void bpe_free(bpe *b);
 
 /* The rank of the merge of two tokens; BPE_NO_RANK when there is none. */

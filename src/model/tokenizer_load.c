@@ -28,10 +28,9 @@ typedef struct loader {
     const char *where;
     error *err;
     const json_t *vocab;
-    map ids; /* token of the vocabulary as written in the file -> id */
     int16_t byte_of[ALPHABET_SIZE]; /* code point -> byte, -1 for none */
     char character_of[256][3];      /* byte -> its character in UTF-8, terminated */
-    text buffer;                    /* for joining the halves of a merge */
+    text joined;                    /* the bytes of a merge's two halves */
     bool ignore_merges;
 } loader;
 
@@ -275,23 +274,31 @@ static char *pool_take(tokenizer *t, size_t count)
     return p;
 }
 
+/* The bytes of a token written in the byte alphabet; false for any other token. out has room for token.length bytes. */
+static bool alphabet_bytes(const loader *l, view token, char *out, size_t *count)
+{
+    uint32_t c;
+    *count = 0;
+    for (size_t at = 0; at < token.length; ++*count) {
+        at += (size_t)utf8_decode(token.data + at, token.length - at, &c);
+        if (c >= ALPHABET_SIZE || l->byte_of[c] < 0)
+            return false;
+        out[*count] = (char)l->byte_of[c];
+    }
+    return true;
+}
+
 /* Stores what a token decodes to; true when it is written in the byte alphabet. */
 static bool token_bytes(loader *l, const char *token, view *out)
 {
-    size_t count = strlen(token), used = 0;
-    char *p = pool_take(l->t, count);
-    uint32_t c;
-    *out = (view){p, count};
-    for (size_t at = 0; at < count; used++) {
-        at += (size_t)utf8_decode(token + at, count - at, &c);
-        if (c >= ALPHABET_SIZE || l->byte_of[c] < 0) {
-            memcpy(p, token, count + 1);
-            return false;
-        }
-        p[used] = (char)l->byte_of[c];
-    }
-    out->length = used;
-    return true;
+    view raw = view_of(token);
+    char *p = pool_take(l->t, raw.length);
+    *out = (view){p, raw.length};
+    if (alphabet_bytes(l, raw, p, &out->length))
+        return true;
+    memcpy(p, token, raw.length + 1);
+    out->length = raw.length;
+    return false;
 }
 
 static bool load_vocab(loader *l, bool *in_alphabet)
@@ -307,43 +314,56 @@ static bool load_vocab(loader *l, bool *in_alphabet)
             return refuse(l, "id %d belongs to two tokens, one of them \"%s\"", id, show(token).text);
         in_alphabet[id] = token_bytes(l, token, &bytes) && bytes.length > 0;
         *e = (token_entry){.bytes = bytes.data, .length = (uint32_t)bytes.length};
-        map_add(&l->ids, view_of(token), id);
+        if (in_alphabet[id])
+            bpe_add_piece(&l->t->bpe, bytes, id);
     }
     for (int b = 0; b < 256; b++) {
-        int64_t id;
-        if (!map_get(&l->ids, view_of(l->character_of[b]), &id))
+        char byte = (char)b;
+        l->t->bpe.byte_ids[b] = bpe_find_piece(&l->t->bpe, (view){&byte, 1});
+        if (l->t->bpe.byte_ids[b] < 0)
             return refuse(l, "key \"vocab\" has no token \"%s\" for byte %d; text with it could not be encoded",
                           l->character_of[b], b);
-        l->t->bpe.byte_ids[b] = (int32_t)id;
     }
     return true;
 }
 
-/* Finds the id of a token that a merge names. */
-static bool find_in_merge(loader *l, size_t index, view token, int32_t *out)
+static bool expect_in_vocab(loader *l, size_t index, view left, view right)
 {
-    int64_t id;
-    if (!map_get(&l->ids, token, &id)) {
-        char *name = mem_copy(token.data, token.length);
-        refuse(l, "merges[%zu]: \"%s\" is not in the vocabulary", index, show(name).text);
-        free(name);
-        return false;
-    }
-    *out = (int32_t)id;
-    return true;
+    text name = {0};
+    text_add(&name, left.data, left.length);
+    text_add(&name, right.data, right.length);
+    bool known = json_object_get(l->vocab, name.data) != NULL;
+    if (!known)
+        refuse(l, "merges[%zu]: \"%s\" is not in the vocabulary", index, show(name.data).text);
+    text_free(&name);
+    return known;
+}
+
+/* A merge of tokens that are not all written in the byte alphabet: text never gets there, so it only has to be right. */
+static bool check_merge(loader *l, size_t index, view left, view right)
+{
+    view nothing = {"", 0};
+    return expect_in_vocab(l, index, left, nothing) && expect_in_vocab(l, index, right, nothing) &&
+           expect_in_vocab(l, index, left, right);
 }
 
 static bool add_merge(loader *l, size_t index, size_t rank, view left, view right)
 {
-    int32_t left_id, right_id, result;
-    text_clear(&l->buffer);
-    text_add(&l->buffer, left.data, left.length);
-    text_add(&l->buffer, right.data, right.length);
-    if (!find_in_merge(l, index, left, &left_id) || !find_in_merge(l, index, right, &right_id) ||
-        !find_in_merge(l, index, (view){l->buffer.data, l->buffer.length}, &result))
-        return false;
-    if (!bpe_add_merge(&l->t->bpe, left_id, right_id, (int32_t)rank, result))
-        return refuse(l, "merges[%zu]: the pair that makes \"%s\" is listed twice", index, show(l->buffer.data).text);
+    bpe *b = &l->t->bpe;
+    size_t left_count, right_count;
+    text_clear(&l->joined);
+    text_add(&l->joined, left.data, left.length);
+    text_add(&l->joined, right.data, right.length);
+    char *bytes = l->joined.data;
+    if (!alphabet_bytes(l, left, bytes, &left_count) || !alphabet_bytes(l, right, bytes + left_count, &right_count))
+        return check_merge(l, index, left, right);
+    int32_t left_id = bpe_find_piece(b, (view){bytes, left_count});
+    int32_t right_id = bpe_find_piece(b, (view){bytes + left_count, right_count});
+    int32_t result = bpe_find_piece(b, (view){bytes, left_count + right_count});
+    if (left_id < 0 || right_id < 0 || result < 0)
+        return check_merge(l, index, left, right);
+    if (!bpe_add_merge(b, left_id, right_id, (int32_t)rank, result))
+        return refuse(l, "merges[%zu]: the pair is listed twice", index);
     return true;
 }
 
@@ -386,20 +406,19 @@ static bool load_merges(loader *l, const json_t *merges)
     return true;
 }
 
-/* Puts into the table of pieces every token that its own bytes merge into; with ignore_merges, every token. */
-static void load_pieces(loader *l, const bool *in_alphabet)
+/* Leaves in the table of pieces the tokens that their own bytes merge into; with ignore_merges, all tokens. */
+static void settle_pieces(loader *l, const bool *in_alphabet)
 {
     bpe_scratch scratch = {0};
     token_list found = {0};
-    for (int32_t id = 0; id < l->t->size; id++) {
+    for (int32_t id = 0; id < l->t->size && !l->ignore_merges; id++) {
         const token_entry *e = &l->t->tokens[id];
         if (!in_alphabet[id])
             continue;
         found.count = 0;
-        if (!l->ignore_merges)
-            bpe_merge(&l->t->bpe, e->bytes, e->length, &scratch, &found);
-        if (l->ignore_merges || (found.count == 1 && found.ids[0] == id))
-            bpe_add_piece(&l->t->bpe, (view){e->bytes, e->length}, id);
+        bpe_merge(&l->t->bpe, e->bytes, e->length, &scratch, &found);
+        if (found.count != 1 || found.ids[0] != id)
+            bpe_hide_piece(&l->t->bpe, (view){e->bytes, e->length});
     }
     bpe_scratch_free(&scratch);
     token_list_free(&found);
@@ -416,7 +435,7 @@ static bool load_model(loader *l, json_source model)
         error_set(l->err, ERROR_FIT, "%s: not enough memory for the tables of %zu merges", l->where, json_array_size(merges));
     ok = ok && load_vocab(l, in_alphabet) && load_merges(l, merges);
     if (ok)
-        load_pieces(l, in_alphabet);
+        settle_pieces(l, in_alphabet);
     free(in_alphabet);
     return ok;
 }
@@ -424,8 +443,9 @@ static bool load_model(loader *l, json_source model)
 /* The id of an added token must agree with the vocabulary: the same token's id, or one no other token has. */
 static bool check_added_id(loader *l, size_t index, const char *content, int32_t id)
 {
-    int64_t listed = -1;
-    if (map_get(&l->ids, view_of(content), &listed) && listed != id)
+    const json_t *value = json_object_get(l->vocab, content);
+    int64_t listed = value ? json_integer_value(value) : -1;
+    if (listed >= 0 && listed != id)
         return refuse(l, "added_tokens[%zu]: \"%s\" has id %d, but %lld in the vocabulary",
                       index, show(content).text, id, (long long)listed);
     if (listed < 0 && l->t->tokens[id].bytes)
@@ -505,8 +525,7 @@ tokenizer *tokenizer_parse(const char *json, size_t count, const char *where, er
     alphabet_start(&l);
     bool ok = load_root(&l, document);
     json_decref(document);
-    text_free(&l.buffer);
-    map_free(&l.ids);
+    text_free(&l.joined);
     if (ok)
         return l.t;
     tokenizer_free(l.t);
