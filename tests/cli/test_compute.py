@@ -13,7 +13,8 @@ SUM = "What is 17 + 25?"
 # The same checks on less work where every step is several times slower.
 SLOW = SANITIZED
 # Forbids the tokens that end an answer.
-ENDLESS = ["--logit-bias", "4075=-100", "--logit-bias", "4082=-100", "--logit-bias", "4084=-100"]
+# Greedy, so that every run is alike; the end-of-turn tokens are never chosen.
+ENDLESS = ["--temperature", "0", "--logit-bias", "4075=-100", "--logit-bias", "4082=-100", "--logit-bias", "4084=-100"]
 
 
 class Inspect(Case):
