@@ -207,11 +207,12 @@ static void mxfp4_encode_rows(const float *values, int64_t rows, int64_t cols, f
     }
 }
 
-/* One block of 16. A scale that rounds to zero makes every value zero, so the codes are zero, too. */
+/* One block of 16. A block of zeros gets scale 1, as modelopt has it. A scale that rounds to zero makes every value zero, so the
+ * codes are zero, too. */
 static uint8_t nvfp4_encode_block(const float *values, float tensor_scale, uint8_t *codes)
 {
-    float wanted = largest_magnitude(values, NVFP4_BLOCK) / 6.0f / tensor_scale;
-    uint8_t code = tensor_scale > 0.0f ? e4m3_encode(wanted) : 0;
+    float amax = largest_magnitude(values, NVFP4_BLOCK);
+    uint8_t code = e4m3_encode(amax == 0.0f ? 1.0f : amax / (6.0f * tensor_scale));
     float scale = e4m3_decode(code) * tensor_scale;
     for (int i = 0; i < NVFP4_BLOCK; i += 2)
         codes[i / 2] = scale > 0.0f ? fp4_pack(values[i] / scale, values[i + 1] / scale) : 0;

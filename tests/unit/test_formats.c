@@ -370,7 +370,7 @@ static void check_encoded_value(const matrix *m, const float *values, const floa
         assert_int_equal(nibble, slow_code(e2m1, ldexp((double)values[n], 127 - m->scales[n / 32]), 8, values[n]));
         break;
     default:
-        assert_int_equal(m->scales[n / 16], ladder_nearest(e4m3, (double)(largest / 6.0f / m->scale)));
+        assert_int_equal(m->scales[n / 16], ladder_nearest(e4m3, largest == 0.0f ? 1.0 : (double)(largest / (6.0f * m->scale))));
         scale = e4m3_decode(m->scales[n / 16]) * m->scale;
         assert_int_equal(nibble, scale == 0.0f ? 0 : slow_code(e2m1, (double)(values[n] / scale), 8, values[n]));
     }
