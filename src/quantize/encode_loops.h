@@ -8,9 +8,9 @@
 #include "quantize/encode_kernels.h"
 
 /* Search ranges. MXFP4: one step of the exponent each way. NVFP4: codes around the rule's own. */
-enum { NVFP4_SEARCH_BELOW = 2, NVFP4_SEARCH_ABOVE = 5 };
+enum { NVFP4_SEARCH_BELOW = 2, NVFP4_SEARCH_ABOVE = 5, NVFP4_SEARCH_CODES = NVFP4_SEARCH_BELOW + 1 + NVFP4_SEARCH_ABOVE };
 
-static uint32_t loop_largest(const float *x, int64_t count)
+static inline uint32_t loop_largest(const float *x, int64_t count)
 {
     int32_t largest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -20,7 +20,7 @@ static uint32_t loop_largest(const float *x, int64_t count)
     return (uint32_t)largest;
 }
 
-static void loop_bf16(const float *x, int64_t count, uint8_t *data)
+static inline void loop_bf16(const float *x, int64_t count, uint8_t *data)
 {
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits = float_bits(x[i]);
@@ -40,7 +40,7 @@ static inline uint32_t e4m3_code(float value)
     return (bits >> 24 & 0x80u) | (m < 0x3C800000u ? small : normal);      /* 2^-6, the smallest normal one */
 }
 
-static void loop_fp8(const float *x, int64_t count, float scale, uint8_t *codes)
+static inline void loop_fp8(const float *x, int64_t count, float scale, uint8_t *codes)
 {
     for (int64_t i = 0; i < count; i++)
         codes[i] = (uint8_t)e4m3_code(x[i] / scale);
@@ -124,7 +124,7 @@ static inline uint32_t mxfp4_search(const float *x, uint32_t own, const float *i
     return mxfp4_choose(own, sums[0], sums[1], sums[2]);
 }
 
-static void loop_mxfp4(const float *x, int64_t blocks, const block_rule *rule, uint8_t *data, uint8_t *scales)
+static inline void loop_mxfp4(const float *x, int64_t blocks, const block_rule *rule, uint8_t *data, uint8_t *scales)
 {
     const float *importance = rule->importance;
     for (int64_t b = 0; b < blocks; b++, x += MXFP4_BLOCK, data += MXFP4_BLOCK / 2) {
@@ -153,18 +153,34 @@ static inline double nvfp4_error(const float *x, uint32_t code, float tensor_sca
     return lanes_sum(lane);
 }
 
-/* Codes near the rule's own that make a positive scale; the least error, when equal the rule's own, then the lowest. */
+/* The codes that the search tries. */
+typedef struct code_range {
+    uint32_t first, last; /* of 1 .. 0x7E: the scale is positive and a number */
+} code_range;
+
+static inline code_range nvfp4_search_range(uint32_t own)
+{
+    return (code_range){own > NVFP4_SEARCH_BELOW ? own - NVFP4_SEARCH_BELOW : 1,
+                        own + NVFP4_SEARCH_ABOVE < 0x7E ? own + NVFP4_SEARCH_ABOVE : 0x7E};
+}
+
+/* The least of sums[0 .. last-first]; when equal the rule's own, then the lowest code. */
+static inline uint32_t nvfp4_choose(uint32_t own, code_range range, const double *sums)
+{
+    uint32_t best = own;
+    for (uint32_t code = range.first; code <= range.last; code++)
+        if (sums[code - range.first] < sums[best - range.first])
+            best = code;
+    return best;
+}
+
 static inline uint32_t nvfp4_search(const float *x, uint32_t own, float tensor_scale, const float *importance)
 {
-    uint32_t best = own, first = own > NVFP4_SEARCH_BELOW ? own - NVFP4_SEARCH_BELOW : 1;
-    uint32_t last = own + NVFP4_SEARCH_ABOVE < 0x7E ? own + NVFP4_SEARCH_ABOVE : 0x7E;
-    double least = nvfp4_error(x, own, tensor_scale, importance);
-    for (uint32_t code = first; code <= last; code++) {
-        double sum = nvfp4_error(x, code, tensor_scale, importance);
-        if (sum < least)
-            best = code, least = sum;
-    }
-    return best;
+    double sums[NVFP4_SEARCH_CODES];
+    code_range range = nvfp4_search_range(own);
+    for (uint32_t code = range.first; code <= range.last; code++)
+        sums[code - range.first] = nvfp4_error(x, code, tensor_scale, importance);
+    return nvfp4_choose(own, range, sums);
 }
 
 /* The scale code of a block of 16 by the rule: e4m3(amax / (6 * tensor_scale)); for a block of zeros 1, as modelopt has it. */
@@ -173,7 +189,7 @@ static inline uint32_t nvfp4_scale_code(uint32_t amax_bits, float tensor_scale)
     return amax_bits == 0 ? 0x38 : e4m3_code(float_of_bits(amax_bits) / (6.0f * tensor_scale));
 }
 
-static void loop_nvfp4(const float *x, int64_t blocks, const block_rule *rule, uint8_t *data, uint8_t *scales)
+static inline void loop_nvfp4(const float *x, int64_t blocks, const block_rule *rule, uint8_t *data, uint8_t *scales)
 {
     const float *importance = rule->importance;
     for (int64_t b = 0; b < blocks; b++, x += NVFP4_BLOCK, data += NVFP4_BLOCK / 2) {
@@ -208,19 +224,24 @@ static inline void measure_step(const float *x, const float *y, int count, measu
     }
 }
 
-static void loop_measure(const float *x, const float *y, int64_t count, encode_stats *stats)
+static inline void measure_finish(const measure_lanes *lanes, int64_t count, encode_stats *stats)
+{
+    stats->values += count;
+    stats->source_squares += lanes_sum(lanes->x);
+    stats->result_squares += lanes_sum(lanes->y);
+    stats->error_squares += lanes_sum(lanes->e);
+    for (int l = 0; l < ENCODE_LANES; l++)
+        stats->max_error = lanes->max[l] > stats->max_error ? lanes->max[l] : stats->max_error;
+}
+
+static inline void loop_measure(const float *x, const float *y, int64_t count, encode_stats *stats)
 {
     measure_lanes lanes = {{0}, {0}, {0}, {0}};
     int64_t i = 0;
     for (; i + ENCODE_LANES <= count; i += ENCODE_LANES)
         measure_step(x + i, y + i, ENCODE_LANES, &lanes);
     measure_step(x + i, y + i, (int)(count - i), &lanes);
-    stats->values += count;
-    stats->source_squares += lanes_sum(lanes.x);
-    stats->result_squares += lanes_sum(lanes.y);
-    stats->error_squares += lanes_sum(lanes.e);
-    for (int l = 0; l < ENCODE_LANES; l++)
-        stats->max_error = lanes.max[l] > stats->max_error ? lanes.max[l] : stats->max_error;
+    measure_finish(&lanes, count, stats);
 }
 
 #endif
