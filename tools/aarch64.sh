@@ -23,12 +23,14 @@ arm_apt() {
         -o Dir::State::status="$apt_directory/status" -o Dir::Cache="$apt_directory/cache" "$@"
 }
 
-if [ ! -e "$directory/root/usr/include/jansson.h" ] || [ ! -e "$directory/root/usr/include/cmocka.h" ]; then
+if [ ! -e "$directory/root/usr/include/jansson.h" ] || [ ! -e "$directory/root/usr/include/cmocka.h" ] ||
+    [ ! -e "$directory/root/usr/include/event2/http.h" ]; then
     mkdir -p "$apt_directory/lists/partial" "$apt_directory/cache/archives/partial" "$directory/packages"
     touch "$apt_directory/status"
     quietly aarch64-update arm_apt update
     cd "$directory/packages"
-    quietly aarch64-download arm_apt download libjansson-dev libjansson4 libcmocka-dev libcmocka0
+    quietly aarch64-download arm_apt download libjansson-dev libjansson4 libcmocka-dev libcmocka0 \
+        libevent-dev libevent-2.1-7 libevent-core-2.1-7 libevent-extra-2.1-7
     for package in *.deb; do
         dpkg-deb -x "$package" "$directory/root"
     done

@@ -38,6 +38,7 @@ need_build() {
     need ninja-build have ninja
     need pkg-config have pkg-config
     need libjansson-dev pkg-config --exists 'jansson >= 2.13'
+    need libevent-dev pkg-config --exists 'libevent >= 2.1'
 }
 
 need_tests() {
