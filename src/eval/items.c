@@ -260,8 +260,8 @@ bool items_read_gpqa(const char *path, uint64_t first_seed, int seeds, eval_item
     for (int i = 0; ok && i < 5; i++)
         if ((columns[i] = csv_column(&table, gpqa_columns[i])) < 0)
             ok = error_set(err, ERROR_INPUT, "%s line 1: there is no column \"%s\"", path, gpqa_columns[i]);
-    for (int s = 0; ok && s < seeds; s++)
-        for (size_t row = 0; ok && row < table.count; row++)
+    for (size_t row = 0; ok && row < table.count; row++)
+        for (int s = 0; ok && s < seeds; s++)
             ok = add_gpqa_row(&table, row, columns, first_seed + (uint64_t)s, path, out, err);
     if (ok && out->count == 0)
         ok = error_set(err, ERROR_INPUT, "%s holds no items", path);

@@ -237,15 +237,21 @@ static void prefix_ids(eval_items *items, size_t first, const char *path)
     }
 }
 
-bool eval_items_read(const eval_task *t, const eval_settings *s, const char *const *paths, size_t count, eval_items *out, error *err)
+bool eval_items_read(const eval_task *t, const eval_settings *s, const char *const *paths, size_t count, size_t limit, eval_items *out,
+                     error *err)
 {
+    size_t orders = t->read == gpqa_read ? (size_t)s->seeds : 1, each = (limit + count - 1) / count * orders;
     for (size_t i = 0; i < count; i++) {
         size_t before = out->count;
         if (!t->read(paths[i], s, out, err))
             return false;
+        if (limit)
+            eval_items_limit(out, before + each);
         if (count > 1)
             prefix_ids(out, before, paths[i]);
     }
+    if (limit)
+        eval_items_limit(out, limit * orders);
     return true;
 }
 

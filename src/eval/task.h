@@ -65,8 +65,10 @@ extern const eval_task eval_tasks[];
 extern const int eval_task_count;
 const eval_task *eval_task_find(const char *name); /* NULL when there is none */
 
-/* Appends the items of the files; with several files each id begins with the name of its file. */
-bool eval_items_read(const eval_task *t, const eval_settings *s, const char *const *paths, size_t count, eval_items *out, error *err);
+/* Appends the items of the files; with several files each id begins with the name of its file. limit (0: none) keeps so many questions,
+ * equally many of each file. */
+bool eval_items_read(const eval_task *t, const eval_settings *s, const char *const *paths, size_t count, size_t limit, eval_items *out,
+                     error *err);
 
 bool eval_is_plain(const eval_task *t, const eval_settings *s);
 
