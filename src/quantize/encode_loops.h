@@ -8,7 +8,7 @@
 #include "quantize/encode_kernels.h"
 
 /* Search ranges. MXFP4: one step of the exponent each way. NVFP4: codes around the rule's own. */
-enum { NVFP4_SEARCH_BELOW = 2, NVFP4_SEARCH_ABOVE = 5, NVFP4_SEARCH_CODES = NVFP4_SEARCH_BELOW + 1 + NVFP4_SEARCH_ABOVE };
+enum { NVFP4_SEARCH_BELOW = 2, NVFP4_SEARCH_ABOVE = 6, NVFP4_SEARCH_CODES = NVFP4_SEARCH_BELOW + 1 + NVFP4_SEARCH_ABOVE };
 
 static inline uint32_t loop_largest(const float *x, int64_t count)
 {

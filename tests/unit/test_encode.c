@@ -128,13 +128,13 @@ static void slow_nvfp4(const float *x, const encode_options *o, float tensor_sca
     float amax = slow_amax(x, 16);
     int own = amax == 0.0f ? 0x38 : slow_e4m3((double)(amax / (6.0f * tensor_scale))), best = own;
     if (o->search && amax > 0.0f && (float)e4m3_ladder(own) * tensor_scale > 0.0f)
-        for (int code = own - 2 < 1 ? 1 : own - 2; code <= own + 5 && code < 127; code++)
+        for (int code = own - 2 < 1 ? 1 : own - 2; code <= own + 6 && code < 127; code++)
             if (slow_nvfp4_error(x, code, tensor_scale, importance) < slow_nvfp4_error(x, best, tensor_scale, importance))
                 best = code;
     float scale = (float)e4m3_ladder(best) * tensor_scale;
     *out = (uint8_t)best;
     for (int i = 0; i < 16; i += 2)
-        codes[i / 2] = scale == 0.0f ? 0 : (uint8_t)(slow_e2m1((double)(x[i] / scale)) | slow_e2m1((double)(x[i + 1] / scale)) << 4);
+        codes[i / 2] = (uint8_t)(scale == 0.0f ? 0 : slow_e2m1((double)(x[i] / scale)) | slow_e2m1((double)(x[i + 1] / scale)) << 4);
 }
 
 static void slow_fp8(const float *x, int64_t rows, int64_t cols, uint8_t *data, uint8_t *scales)
@@ -194,7 +194,8 @@ static float maker_normal(uint64_t seed, uint64_t i)
 /* Any bits below 2^126; blocks of 32 share a range of exponents, so that not all but one become zero. */
 static float maker_bits(uint64_t seed, uint64_t i)
 {
-    uint32_t word = (uint32_t)random_word(seed, i, 0), exponent = (uint32_t)(random_word(seed, i / 32, 1) % 247 + random_word(seed, i, 2) % 6);
+    uint32_t word = (uint32_t)random_word(seed, i, 0);
+    uint32_t exponent = (uint32_t)(random_word(seed, i / 32, 1) % 247 + random_word(seed, i, 2) % 6);
     return float_of_bits((word & 0x807FFFFFu) | exponent << 23);
 }
 
@@ -312,7 +313,8 @@ static void check_stats(const float *x, const matrix *result, const encode_stats
 }
 
 /* In calls of `step` rows; the statistics are merged. */
-static void encode_in_calls(const matrix *source, int64_t step, const encode_options *o, float tensor_scale, bytes *out, encode_stats *stats)
+static void encode_in_calls(const matrix *source, int64_t step, const encode_options *o, float tensor_scale, bytes *out,
+                            encode_stats *stats)
 {
     const format *f = format_of(o->to);
     for (int64_t row = 0; row < source->rows; row += step) {
