@@ -20,8 +20,8 @@
 
 /* How MXFP4 chooses a block's power-of-two scale from its largest magnitude amax = m * 2^e, 1 <= m < 2. */
 typedef enum scale_rule {
-    SCALE_EVEN,  /* 2^(e-2), doubled when m >= 1.75: scaled amax in [3.5, 7), up to 7/6 of the range is clipped (AMD Quark) */
-    SCALE_FLOOR, /* 2^(e-2): scaled amax in [4, 8) (OCP MX specification) */
+    SCALE_EVEN,  /* 2^(e-2), doubled when m >= 1.75: scaled amax in [3.5, 7), clipped above 6 (AMD Quark) */
+    SCALE_FLOOR, /* 2^(e-2): scaled amax in [4, 8), clipped above 6 (OCP MX specification) */
     SCALE_CEIL,  /* the smallest power of two with amax / scale <= 6: nothing is clipped (torchao calls it RCEIL) */
     SCALE_RULES
 } scale_rule;

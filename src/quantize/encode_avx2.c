@@ -1,6 +1,7 @@
 /* Encoding kernels for CPUs with AVX2: eight values at a time, the same operations as encode_loops.h on each. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <math.h>
 
 #include "formats/scalar.h"
 #include "quantize/encode_kernels.h"

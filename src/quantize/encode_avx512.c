@@ -2,6 +2,7 @@
  * Sums run in one register of eight lanes: of sixteen values the first eight are added, then the others. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <math.h>
 
 #include "formats/scalar.h"
 #include "quantize/encode_kernels.h"

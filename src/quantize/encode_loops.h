@@ -4,6 +4,8 @@
 #ifndef QUANTIZE_ENCODE_LOOPS_H
 #define QUANTIZE_ENCODE_LOOPS_H
 
+#include <math.h>
+
 #include "formats/scalar.h"
 #include "quantize/encode_kernels.h"
 
@@ -216,7 +218,7 @@ typedef struct measure_lanes {
 static inline void measure_step(const float *x, const float *y, int count, measure_lanes *lanes)
 {
     for (int l = 0; l < count; l++) {
-        double a = (double)x[l], b = (double)y[l], e = a - b, size = e < 0.0 ? -e : e;
+        double a = (double)x[l], b = (double)y[l], e = a - b, size = fabs(e);
         lanes->x[l] += a * a;
         lanes->y[l] += b * b;
         lanes->e[l] += e * e;
