@@ -37,9 +37,11 @@ static int mock_start(void **state)
     close(in[0]);
     close(out[1]);
     mock_input = in[1];
-    ssize_t n = read(out[0], port, sizeof port - 1);
+    size_t n = 0; /* up to the line end: it can come as a piece of its own */
+    while (n + 1 < sizeof port && read(out[0], port + n, 1) == 1 && port[n] != '\n')
+        n++;
     close(out[0]);
-    if (n <= 0)
+    if (n == 0)
         return -1;
     snprintf(base, sizeof base, "http://127.0.0.1:%d", atoi(port));
     return 0;
@@ -284,7 +286,8 @@ static void test_interrupt(void **state)
     assert_false(http_client_post_all(c, r, 3, stop_now, NULL, &err));
     assert_true(clock_now_us() - start < 2500000);
     assert_int_equal(err.code, ERROR_INTERRUPTED);
-    assert_int_equal(r[0].status, 200);
+    if (r[0].status != 200)
+        fail_msg("%s: %s", err.text, r[0].err.text);
     assert_int_equal(r[2].err.code, ERROR_INTERRUPTED);
     stop = 0;
     assert_true(http_client_post_all(c, r, 1, NULL, NULL, &err)); /* the client can be used again */
