@@ -12,6 +12,7 @@ extern const command command_inspect;
 extern const command command_tokenize;
 extern const command command_render;
 extern const command command_logits;
+extern const command command_eval;
 extern const command command_help;
 extern const command command_completion;
 extern const command command_man;
