@@ -10,7 +10,6 @@
 #include "commands/output.h"
 #include "eval/drafts.h"
 
-/* The tasks of eval_tasks come first, in its order (checked when it runs). */
 static const char *const task_choices[] = {"gate", "gsm8k", "gpqa", "choice", "needle", "tools", "ppl", "kl", NULL};
 static const char *const form_choices[] = {"auto", "chat", "plain", NULL};
 static const char *const method_choices[] = {"generate", "logprob", NULL};
@@ -73,7 +72,7 @@ static const option eval_options[] = {
      .offset = VALUE(min_choice), .help = "The least accuracy of choice."},
     {.name = "max-kl", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1000, .by_default = "0.05", .group = "Gate",
      .offset = VALUE(max_kl), .help = "The largest mean divergence from --against, in nats."},
-    {.name = "min-agreement", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1, .by_default = "0.95", .group = "Gate",
+    {.name = "min-agreement", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1, .by_default = "0.9", .group = "Gate",
      .offset = VALUE(min_agreement), .help = "The least share of positions whose likeliest token is that of --against."},
     {.name = "min-tokens-per-step", .type = OPTION_NUMBER, .metavar = "X", .least = 1, .most = 17, .by_default = "1.5", .group = "Gate",
      .offset = VALUE(min_tokens), .help = "The least number of tokens per step that the draft head makes possible."},
@@ -121,14 +120,14 @@ static bool check_values(const eval_values *v, error *err)
 
 /* ---- the runs ---- */
 
-/* Takes the reference; prints what was found, unless JSON is wanted of the whole later. */
+/* What was found, for people. */
 static void print_document(const eval_values *v, const json_t *document)
 {
     text out = {0};
     if (!document || v->json)
         return;
-    text_add_format(&out, "%s: ", json_string_value(json_object_get(document, "model")));
-    text_clear(&out);
+    if (v->against)
+        text_add_format(&out, "%s\n", json_string_value(json_object_get(document, "model")));
     eval_document_print(document, &out);
     output_text(&out);
     text_free(&out);
@@ -146,6 +145,18 @@ static bool run_questions(const eval_values *v, const runner_values *tested, con
     json_decref(identity);
     eval_set_free(&set);
     eval_engine_close(&engine);
+    return ok;
+}
+
+/* Over a URL the model's directory only gives the data and, for made texts, the tokenizer that measures them. */
+static bool run_url(const eval_values *v, json_t **document, error *err)
+{
+    eval_set set = {0};
+    tokenizer *measure = v->lengths ? text_model_tokenizer(runner_model_name(&v->runner), err) : NULL;
+    bool ok = (measure || !v->lengths) && eval_set_prepare(v, eval_task_find(task_choices[v->task]), measure, &set, err) &&
+              eval_set_run_url(v, &set, v->out, document, err);
+    eval_set_free(&set);
+    tokenizer_free(measure);
     return ok;
 }
 
@@ -203,7 +214,7 @@ static bool run_against(const eval_values *v, const json_t *candidate, error *er
 static bool run_measurement(const eval_values *v, error *err)
 {
     json_t *document = NULL;
-    bool ok = v->url ? false : run_task(v, &v->runner, v->out, &document, err);
+    bool ok = v->url ? run_url(v, &document, err) : run_task(v, &v->runner, v->out, &document, err);
     bool both = v->against && !is_task(v, "kl");
     print_document(v, document);
     if (ok && both)

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "commands/eval_job.h"
 #include "commands/interrupt.h"
+#include "eval/remote.h"
 
 /* ---- preparing ---- */
 
@@ -251,8 +252,24 @@ static bool finish(eval_result *r, bool ok, const error *trouble, json_t **docum
     return ok && saved && r->done == r->count;
 }
 
-bool eval_set_run(const eval_values *v, eval_set *s, eval_engine *e, json_t *identity, const char *label, const char *out_path,
-                  json_t **document, error *err)
+/* Who answers: an engine, or a server. */
+typedef struct set_answerer {
+    eval_engine *engine;
+    http_client *client;
+    const char *served_model;
+} set_answerer;
+
+static bool ask(const eval_set *s, const set_answerer *from, const size_t *which, size_t count, set_run *run, error *err)
+{
+    if (count == 0)
+        return true;
+    if (from->engine)
+        return ask_engine(s, from->engine, which, count, run, err);
+    return eval_ask_server(from->client, from->served_model, &s->settings, s->prompts, which, count, take_reply, run, err);
+}
+
+static bool run_set(const eval_values *v, eval_set *s, const set_answerer *from, json_t *identity, const char *label, const char *out_path,
+                    json_t **document, error *err)
 {
     eval_result result = {0};
     json_t *options = eval_set_options(v, s);
@@ -267,11 +284,42 @@ bool eval_set_run(const eval_values *v, eval_set *s, eval_engine *e, json_t *ide
         snprintf(run.label, sizeof run.label, "%s", s->task->name);
         run.first_done = result.done;
         run.progress = progress_start(run.label, "items", (double)count);
-        ok = count == 0 || ask_engine(s, e, which, count, &run, err);
+        ok = ask(s, from, which, count, &run, err);
         progress_finish(run.progress);
         ok = finish(&result, ok, &run.trouble, document, err);
     }
     free(which);
     eval_result_free(&result);
+    return ok;
+}
+
+bool eval_set_run(const eval_values *v, eval_set *s, eval_engine *e, json_t *identity, const char *label, const char *out_path,
+                  json_t **document, error *err)
+{
+    set_answerer from = {.engine = e};
+    return run_set(v, s, &from, identity, label, out_path, document, err);
+}
+
+bool eval_set_run_url(const eval_values *v, eval_set *s, const char *out_path, json_t **document, error *err)
+{
+    text key = {0}, name = {0};
+    bool ok = http_api_key_load(v->api_key_file, &key, err);
+    http_client_options options = {.in_flight = (int)v->batch, .api_key = key.data, .stop = &interrupt_count};
+    http_client *client = ok ? http_client_create(v->url, &options, err) : NULL;
+    ok = client != NULL;
+    if (ok && v->served_model)
+        text_add_text(&name, v->served_model);
+    else if (ok)
+        ok = eval_server_model(client, &name, err);
+    if (ok) {
+        set_answerer from = {.client = client, .served_model = name.data};
+        json_t *identity = json_pack("{s:s, s:s}", "url", v->url, "served_model", name.data);
+        ok = identity ? run_set(v, s, &from, identity, name.data, out_path, document, err)
+                      : error_set(err, ERROR_USAGE, "the URL or the model's name is not UTF-8");
+        json_decref(identity);
+    }
+    http_client_destroy(client);
+    text_free(&key);
+    text_free(&name);
     return ok;
 }
