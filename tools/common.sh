@@ -39,6 +39,7 @@ need_build() {
     need pkg-config have pkg-config
     need libjansson-dev pkg-config --exists 'jansson >= 2.13'
     need libevent-dev pkg-config --exists 'libevent >= 2.1'
+    need libxxhash-dev pkg-config --exists 'libxxhash >= 0.8'
 }
 
 need_tests() {

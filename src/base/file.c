@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* madvise: posix_madvise frees nothing */
 #include "base/file.h"
 
 #include <errno.h>
@@ -112,6 +113,13 @@ void file_map_close(file_map *map)
     if (map->data)
         munmap((void *)(uintptr_t)map->data, map->bytes);
     *map = (file_map){0};
+}
+
+void file_map_release(const void *bytes, size_t count)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)bytes / page * page;
+    if (count > 0)
+        madvise((void *)first, (uintptr_t)bytes + count - first, MADV_DONTNEED);
 }
 
 struct file_writer {

@@ -27,6 +27,10 @@ typedef struct file_map {
 bool file_map_open(const char *path, file_map *out, error *err);
 void file_map_close(file_map *map);
 
+/* Mapped bytes that will not be read again soon: their pages leave this process's memory (reading them again is allowed, and
+ * reads the file again). A hint, so it cannot fail. */
+void file_map_release(const void *bytes, size_t count);
+
 /* A file being written beside its final name; it takes that name, complete and on disk, at file_writer_commit.
  * Until then a crash, an error or file_writer_abandon leaves the old file (if any) untouched. */
 typedef struct file_writer file_writer;

@@ -107,7 +107,7 @@ static void fp8_block_decode_row(const matrix *m, int64_t row, int64_t first_col
     }
 }
 
-/* One 128 x 128 block, or what the matrix has of it. A block of zeros, or one so small that its scale would be zero, gets
+/* Values with one scale: a 128 x 128 block or what the matrix has of it, or a row. A block of zeros, or one so small that its scale would be zero, gets
  * scale 1. */
 static void fp8_block_encode_one(const float *values, int64_t rows, int64_t cols, int64_t stride, uint8_t *codes, uint8_t *scale_out)
 {
@@ -131,6 +131,21 @@ static void fp8_block_encode_rows(const float *values, int64_t rows, int64_t col
         for (int64_t c = 0; c < cols; c += FP8_BLOCK, scales += 4)
             fp8_block_encode_one(values + r * cols + c, least(FP8_BLOCK, rows - r), least(FP8_BLOCK, cols - c), cols,
                                  data + r * cols + c, scales);
+}
+
+/* ---- fp8_channel ---- */
+
+static void fp8_channel_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
+{
+    fp8_decode_piece(m->data + row * m->cols + first_col, count, load_f32(m->scales + row * 4), out);
+}
+
+static void fp8_channel_encode_rows(const float *values, int64_t rows, int64_t cols, float tensor_scale, uint8_t *data,
+                                    uint8_t *scales)
+{
+    (void)tensor_scale;
+    for (int64_t r = 0; r < rows; r++)
+        fp8_block_encode_one(values + r * cols, 1, cols, cols, data + r * cols, scales + r * 4);
 }
 
 /* ---- mxfp4 and nvfp4: two e2m1 codes to a byte, the even column in the low nibble ---- */
@@ -236,6 +251,8 @@ static const format formats[FORMAT_COUNT] = {
      mxfp4_encode_rows},
     {FORMAT_NVFP4, "nvfp4", "fp4 e2m1, one e4m3 scale per 16 values and one f32 scale per matrix", 4, 1, NVFP4_BLOCK, 1,
      nvfp4_decode_row, nvfp4_encode_rows},
+    {FORMAT_FP8_CHANNEL, "fp8_channel", "fp8 e4m3, one f32 scale per row", 8, 1, FORMAT_WHOLE_ROW, 4, fp8_channel_decode_row,
+     fp8_channel_encode_rows},
 };
 
 const format *format_of(format_id id)

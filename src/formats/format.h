@@ -17,8 +17,11 @@ typedef enum format_id {
     FORMAT_FP8_BLOCK, /* e4m3, one f32 scale per 128 x 128 block (DeepSeek, zai-org) */
     FORMAT_MXFP4,     /* e2m1 pairs, one e8m0 scale per 32 values of a row (OCP MX, AMD Quark) */
     FORMAT_NVFP4,     /* e2m1 pairs, one e4m3 scale per 16 values of a row, one f32 scale per matrix (modelopt) */
+    FORMAT_FP8_CHANNEL, /* e4m3, one f32 scale per row (AMD Quark's attention weights) */
     FORMAT_COUNT
 } format_id;
+
+enum { FORMAT_WHOLE_ROW = INT32_MAX }; /* as block_cols */
 
 typedef struct format format;
 
@@ -28,7 +31,7 @@ typedef struct matrix {
     const uint8_t *data;   /* rows of format_row_bytes() each */
     const uint8_t *scales; /* block scales, NULL where the format has none:
                               FP8_BLOCK f32 [ceil(rows/128)][ceil(cols/128)], MXFP4 e8m0 [rows][cols/32],
-                              NVFP4 e4m3 [rows][cols/16] */
+                              NVFP4 e4m3 [rows][cols/16], FP8_CHANNEL f32 [rows] */
     float scale;           /* NVFP4: weight_scale_2; other formats: 1 */
 } matrix;
 
@@ -37,7 +40,7 @@ struct format {
     const char *name;          /* "bf16", "mxfp4", ... as users write it */
     const char *description;   /* one line for reports */
     int bits;                  /* per value, scales aside */
-    int block_rows, block_cols; /* the values that share one scale; 0: no scales */
+    int block_rows, block_cols; /* the values that share one scale; 0: no scales. FORMAT_WHOLE_ROW: all of a row */
     int scale_bytes;           /* per block; 0: no scales */
     /* Decodes values first_col .. first_col+count-1 of one row. For the block formats first_col may be any column. */
     void (*decode)(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out);

@@ -67,6 +67,9 @@ typedef struct safetensors_writer safetensors_writer;
 safetensors_writer *safetensors_writer_open(const char *path, error *err);
 /* Before the first data. What is wrong with it (late, not UTF-8) is reported by the next declare, data or commit. */
 void safetensors_writer_metadata(safetensors_writer *w, const char *key, const char *value);
+/* Every byte that goes to the file, the header first, is shown to watch in the order of the file. Before the first data. */
+typedef void (*safetensors_watch)(void *context, const void *bytes, size_t count);
+void safetensors_writer_watch(safetensors_writer *w, safetensors_watch watch, void *context);
 /* Refuses a name given before, and sizes that a reader would refuse. */
 bool safetensors_writer_declare(safetensors_writer *w, const char *name, dtype type, int rank, const int64_t *shape, error *err);
 /* Refuses more bytes than were declared. */

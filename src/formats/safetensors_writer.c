@@ -21,6 +21,8 @@ struct safetensors_writer {
     size_t count, capacity;
     uint64_t given;    /* bytes of data so far */
     bool header_written;
+    safetensors_watch watch; /* NULL: nobody */
+    void *watch_context;
     error failure;     /* of safetensors_writer_metadata, reported by the next call; code 0: none */
 };
 
@@ -45,6 +47,19 @@ safetensors_writer *safetensors_writer_open(const char *path, error *err)
     w->path = mem_copy(path, strlen(path));
     w->header = json_object();
     return w;
+}
+
+void safetensors_writer_watch(safetensors_writer *w, safetensors_watch watch, void *context)
+{
+    w->watch = watch;
+    w->watch_context = context;
+}
+
+static bool writer_put(safetensors_writer *w, const void *bytes, size_t count, error *err)
+{
+    if (w->watch)
+        w->watch(w->watch_context, bytes, count);
+    return file_writer_add(w->file, bytes, count, err);
 }
 
 /* "__metadata__" of the header, made when first asked for. NULL when out of memory. */
@@ -129,8 +144,7 @@ static bool header_write_text(safetensors_writer *w, const char *json, error *er
     uint8_t prefix[8];
     for (int i = 0; i < 8; i++)
         prefix[i] = (uint8_t)((uint64_t)(length + padding) >> (8 * i));
-    return file_writer_add(w->file, prefix, sizeof prefix, err) && file_writer_add(w->file, json, length, err)
-        && file_writer_add(w->file, "        ", padding, err);
+    return writer_put(w, prefix, sizeof prefix, err) && writer_put(w, json, length, err) && writer_put(w, "        ", padding, err);
 }
 
 static bool header_write(safetensors_writer *w, error *err)
@@ -158,7 +172,7 @@ bool safetensors_writer_data(safetensors_writer *w, const void *bytes, size_t co
     if (count > writer_total(w) - w->given)
         return error_set(err, ERROR_RUNTIME, "%s: %zu bytes of data were given where the declared tensors have only %" PRIu64
                          " left of %" PRIu64, w->path, count, writer_total(w) - w->given, writer_total(w));
-    if (!file_writer_add(w->file, bytes, count, err))
+    if (!writer_put(w, bytes, count, err))
         return false;
     w->given += count;
     return true;

@@ -118,15 +118,31 @@ static void entries_read(const json_t *list, claims *c)
     }
 }
 
+/* A "weight" of Quark's schema. */
+static int format_of_quark(const json_t *weight)
+{
+    const char *type = json_string_value(json_object_get(weight, "dtype"));
+    const char *scheme = json_string_value(json_object_get(weight, "qscheme"));
+    if (type && strcmp(type, "fp4") == 0)
+        return json_integer_value(json_object_get(weight, "group_size")) == 32 ? FORMAT_MXFP4 : -1;
+    return type && strcmp(type, "fp8_e4m3") == 0 && scheme && strcmp(scheme, "per_channel") == 0 ? FORMAT_FP8_CHANNEL : -1;
+}
+
+static void layers_read(json_t *layers, claims *c)
+{
+    const char *pattern;
+    json_t *value;
+    c->layers = mem_alloc(json_object_size(layers), sizeof *c->layers);
+    json_object_foreach(layers, pattern, value)
+        if (c->layer_count < PATTERN_LIMIT)
+            c->layers[c->layer_count++] = (claim_layer){pattern, format_of_quark(json_object_get(value, "weight"))};
+}
+
 /* The claimed format of what is quantized, -1 where it is not one of ours or not said. */
 static int format_claimed(const json_t *q, const char *method)
 {
-    if (strcmp(method, "quark") == 0) {
-        const json_t *weight = json_object_get(json_object_get(q, "global_quant_config"), "weight");
-        const char *type = json_string_value(json_object_get(weight, "dtype"));
-        bool groups_of_32 = json_integer_value(json_object_get(weight, "group_size")) == 32;
-        return type && strcmp(type, "fp4") == 0 && groups_of_32 ? FORMAT_MXFP4 : -1;
-    }
+    if (strcmp(method, "quark") == 0)
+        return format_of_quark(json_object_get(json_object_get(q, "global_quant_config"), "weight"));
     if (strcmp(method, "fp8") == 0)
         return json_integer_value(json_array_get(json_object_get(q, "weight_block_size"), 0)) == 128 ? FORMAT_FP8_BLOCK : -1;
     const char *name = json_string_value(json_object_get(q, strcmp(method, "modelopt") == 0 ? "quant_algo" : "format"));
@@ -153,6 +169,8 @@ void claims_read(const json_t *q, claims *out)
         if (methods[i].lists[1] && !json_is_array(json_object_get(q, out->list_key)))
             out->list_key = methods[i].lists[1];
         out->format = format_claimed(q, method);
+        if (strcmp(method, "quark") == 0)
+            layers_read(json_object_get(q, "layer_quant_config"), out);
         entries_read(json_object_get(q, out->list_key), out);
     }
 }
@@ -163,6 +181,7 @@ void claims_free(claims *c)
         if (c->entries[i].kind == CLAIM_REGEX)
             regfree(&c->entries[i].regex);
     map_free(&c->names);
+    free(c->layers);
     free(c->entries);
     free(c->patterns);
 }
@@ -201,6 +220,29 @@ bool claims_exclude(claims *c, const char *module)
     for (size_t i = 0; !found && i < c->pattern_count; i++)
         found = pattern_matches(&c->entries[c->patterns[i]], module);
     return found;
+}
+
+int claims_format(const claims *c, const char *module)
+{
+    for (size_t i = 0; i < c->layer_count; i++)
+        if (glob_match(c->layers[i].pattern, module))
+            return c->layers[i].format;
+    return c->format;
+}
+
+bool draft_alias(const char *module, int draft_layer, text *out)
+{
+    static const char *const own[] = {"eh_proj", "enorm", "hnorm", "shared_head"};
+    text prefix = {0};
+    text_add_format(&prefix, "model.layers.%d.", draft_layer);
+    bool draft = text_starts_with(module, prefix.data), outside = false;
+    const char *rest = draft ? module + prefix.length : module;
+    text_free(&prefix);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        outside = outside || text_starts_with(rest, own[i]);
+    text_clear(out);
+    text_add_format(out, "model.%s%s", outside ? "" : "decoder.", rest);
+    return draft;
 }
 
 void claims_mark(claims *c, const char *module)

@@ -1,5 +1,5 @@
 /* The tensors of the architecture, one table row each: name, where it goes in the weights, shape. Loading, counting
- * parameters and reporting all walk these tables. Internal to src/model. */
+ * parameters and reporting all walk these tables. Internal to src/model, but for src/quantize, which walks them to convert a checkpoint. */
 #ifndef MODEL_TENSORS_H
 #define MODEL_TENSORS_H
 

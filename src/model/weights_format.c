@@ -3,6 +3,7 @@
  *     weight        scales                                            read as
  *     BF16, F32     -                                                 bf16, f32
  *     F8_E4M3       weight_scale_inv F32 [rows/128][cols/128]         fp8, blocks of 128 x 128
+ *     F8_E4M3       weight_scale F32 [rows] or [rows][1]              fp8, one scale per row
  *     U8, packed    weight_scale U8 or F8_E8M0 [rows][cols/32]        mxfp4
  *     U8, packed    weight_scale F8_E4M3 [rows][cols/16],
  *                   weight_scale_2 F32, one value                     nvfp4
@@ -85,16 +86,30 @@ static bool store(const tensor *weight, const tensor *scales, format_id id, int6
     return format_data_bytes(f, rows, cols, &out->data_bytes) && format_scale_bytes(f, rows, cols, &out->scale_bytes);
 }
 
+/* weight_scale [rows] or [rows][1], of a stacked tensor [experts][rows] or [experts][rows][1]. */
+static bool load_fp8_channel(loader *l, const tensor *weight, const tensor *scales, int64_t experts, int64_t rows, int64_t cols,
+                             stored_matrix *out)
+{
+    const int64_t shape[3] = {experts, rows, 1};
+    int skip = experts ? 0 : 1;
+    if (scales->type != DTYPE_F32)
+        return tensor_error(l, scales, "expected F32");
+    if (!shape_is(scales, 2 - skip, shape + skip) && !shape_is(scales, 3 - skip, shape + skip))
+        return tensor_error(l, scales,
+                            "expected one scale per row of the weight (one scale per matrix is not supported; quantize again "
+                            "with a scale per row or per 128 x 128 block)");
+    return check_finite(l, scales) && store(weight, scales, FORMAT_FP8_CHANNEL, rows, cols, out);
+}
+
 static bool load_fp8(loader *l, const tensor *weight, const char *module, const tensor_endings *e, int64_t experts, int64_t rows,
                      int64_t cols, stored_matrix *out)
 {
     const tensor *scales = find_ending(l, module, e->scale_inverse);
     if (!check_shape(l, weight, experts, rows, cols))
         return false;
-    if (!scales && find_ending(l, module, e->scale))
-        return tensor_error(l, weight,
-                            "with weight_scale (one scale per row or per matrix), which is not supported; "
-                            "expected weight_scale_inv with one scale per 128 x 128 block");
+    const tensor *channels = scales ? NULL : find_ending(l, module, e->scale);
+    if (channels)
+        return load_fp8_channel(l, weight, channels, experts, rows, cols, out);
     if (!scales) {
         find_ending(l, module, e->scale_inverse);
         load_missing(l, l->name.data);
@@ -161,7 +176,7 @@ bool load_stored(loader *l, const char *module, const tensor_endings *e, int64_t
     case DTYPE_U8: return load_fp4(l, weight, module, e, experts, rows, cols, out);
     default:
         return tensor_error(l, weight,
-                            "a type that is not supported for weights (BF16, F32, F8_E4M3 with weight_scale_inv, "
+                            "a type that is not supported for weights (BF16, F32, F8_E4M3 with weight_scale_inv or weight_scale, "
                             "U8 with weight_scale)");
     }
 }

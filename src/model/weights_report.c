@@ -22,6 +22,7 @@ typedef struct verdict {
     verdict_kind kind;
     format_id format; /* found */
     int layer;        /* -1: outside the layers */
+    int claimed;      /* format_id that config.json claims for it, or -1 */
     bool optional;    /* no quantizer need name it: embedding and router are not linear layers to them */
     view part;        /* name after "model.layers.N.", experts cut to "mlp.experts.*" */
 } verdict;
@@ -36,6 +37,7 @@ typedef struct layer_verdict {
 typedef struct group {
     verdict_kind kind;
     format_id format;
+    int claimed;  /* format_id, or -1 */
     bool outside; /* outside the layers: part is a whole name */
     bool draft;
     bool layers[CONFIG_MAX_LAYERS + 1];
@@ -100,29 +102,29 @@ static bool stack_excluded(report *r, view name)
     return excluded;
 }
 
-static bool module_excluded(report *r, view name, view part)
+/* Also tells which format config.json claims for the module, should it be quantized. */
+static bool module_excluded(report *r, view name, verdict *v)
 {
-    if (is_stack(part))
-        return stack_excluded(r, name);
     text module = {0};
     text_add(&module, name.data, name.length);
-    bool excluded = claims_exclude(&r->claims, module.data);
+    bool excluded = is_stack(v->part) ? stack_excluded(r, name) : claims_exclude(&r->claims, module.data);
+    v->claimed = claims_format(&r->claims, module.data);
     text_free(&module);
     return excluded;
 }
 
-static verdict_kind judge(report *r, const loaded_module *m, const verdict *v)
+static verdict_kind judge(report *r, const loaded_module *m, verdict *v)
 {
     bool quantized = format_of(m->format)->block_cols > 0;
     if (!r->claims.method)
         return quantized ? UNANNOUNCED : AGREES;
     if (!r->claims.known)
         return AGREES;
-    bool excluded = module_excluded(r, m->name, v->part);
+    bool excluded = module_excluded(r, m->name, v);
     if (quantized && excluded)
         return EXCLUDED;
     if (quantized)
-        return r->claims.format >= 0 && r->claims.format != (int)m->format ? OTHER_FORMAT : AGREES;
+        return v->claimed >= 0 && v->claimed != (int)m->format ? OTHER_FORMAT : AGREES;
     return excluded || v->optional ? AGREES : NOT_EXCLUDED;
 }
 
@@ -163,13 +165,13 @@ static group *group_of(report *r, const verdict *v)
     bool draft = v->layer == r->l->m->config.layers;
     for (size_t i = 0; i < r->group_count; i++) {
         group *g = &r->groups[i];
-        if (g->kind == v->kind && g->format == v->format && g->draft == draft && g->outside == (v->layer < 0) &&
+        if (g->kind == v->kind && g->format == v->format && g->claimed == v->claimed && g->draft == draft && g->outside == (v->layer < 0) &&
             view_equal(g->part, part))
             return g;
     }
     r->groups = mem_grow(r->groups, r->group_count + 1, sizeof *r->groups);
     group *g = &r->groups[r->group_count++];
-    *g = (group){.kind = v->kind, .format = v->format, .draft = draft, .outside = v->layer < 0, .part = part};
+    *g = (group){.kind = v->kind, .format = v->format, .claimed = v->claimed, .draft = draft, .outside = v->layer < 0, .part = part};
     return g;
 }
 
@@ -247,17 +249,24 @@ static void group_sentence(report *r, const group *g)
     case OTHER_FORMAT:
         sentence_add(&m->disagreements, &m->disagreement_count,
                      "config.json says quantized weights are %s, but the tensors of %s (%d) are %s: read as %s",
-                     upper_name((format_id)r->claims.format, claimed), name.data, g->weights, found, found);
+                     upper_name((format_id)g->claimed, claimed), name.data, g->weights, found, found);
         break;
     case AGREES: break;
     }
     text_free(&name);
 }
 
+/* The other engines' name of an excluded module of the draft layer counts as matching. */
+static void mark_alias(report *r, const char *module, text *alias)
+{
+    if (draft_alias(module, r->l->m->config.layers, alias) && claims_exclude(&r->claims, module))
+        claims_mark(&r->claims, alias->data);
+}
+
 /* Every tensor's module, so that entries for norms and the like count as matching. */
 static void mark_all(report *r)
 {
-    text module = {0};
+    text module = {0}, alias = {0};
     for (size_t i = 0; i < checkpoint_count(r->l->c); i++) {
         const char *name = checkpoint_tensor(r->l->c, i)->name;
         if (text_ends_with(name, "_scale") || text_ends_with(name, "_scale_inv") || text_ends_with(name, "_scale_2"))
@@ -266,7 +275,9 @@ static void mark_all(report *r)
         text_clear(&module);
         text_add(&module, name, dot ? (size_t)(dot - name) : strlen(name));
         claims_mark(&r->claims, module.data);
+        mark_alias(r, module.data, &alias);
     }
+    text_free(&alias);
     text_free(&module);
 }
 

@@ -128,6 +128,14 @@ static inline void add_matrix(builder *b, const char *module, int64_t stack, int
         item_fill_float(b, add_shaped(b, module, stack ? "_scale_inv" : ".weight_scale_inv", DTYPE_F32, stack, (rows + 127) / 128,
                                       (cols + 127) / 128));
         return;
+    case FORMAT_FP8_CHANNEL: {
+        item_fill_codes(b, add_shaped(b, module, weight, DTYPE_F8_E4M3, stack, rows, cols), 0, 126);
+        char name[112];
+        snprintf(name, sizeof name, "%s%s", module, scale);
+        bool flat = b->count % 2;
+        item_fill_float(b, item_add(b, name, DTYPE_F32, (stack ? 3 : 2) - flat, stack ? stack : rows, stack ? rows : 1, 1));
+        return;
+    }
     case FORMAT_MXFP4:
         item_fill_codes(b, add_shaped(b, module, weight, DTYPE_U8, stack, rows, cols / 2), 0, 255);
         item_fill_codes(b, add_shaped(b, module, scale, stack ? DTYPE_F8_E8M0 : DTYPE_U8, stack, rows, cols / 32), 120, 130);
@@ -367,6 +375,8 @@ static inline float expected_value(const source *s, int64_t row, int64_t col)
     int64_t line = at * rows + row;
     if (w->type == DTYPE_BF16 || w->type == DTYPE_F32)
         return float_at(w, (size_t)(line * stored + col));
+    if (w->type == DTYPE_F8_E4M3 && !s->inverse)
+        return e4m3_decode(w->bytes[line * stored + col]) * float_at(s->scale, (size_t)line);
     if (w->type == DTYPE_F8_E4M3) {
         int64_t high = (rows + 127) / 128, wide = (stored + 127) / 128;
         return e4m3_decode(w->bytes[line * stored + col]) *

@@ -272,6 +272,9 @@ static float slow_value(const matrix *m, int64_t r, int64_t c)
     case FORMAT_FP8_BLOCK:
         memcpy(&f, m->scales + 4 * (r / 128 * ((m->cols + 127) / 128) + c / 128), 4);
         return (float)((double)e4m3_decode(m->data[n]) * (double)f);
+    case FORMAT_FP8_CHANNEL:
+        memcpy(&f, m->scales + 4 * r, 4);
+        return (float)((double)e4m3_decode(m->data[n]) * (double)f);
     case FORMAT_MXFP4:
         return (float)((double)e2m1_decode(nibble) * (double)e8m0_decode(m->scales[n / 32]));
     case FORMAT_NVFP4:
@@ -326,6 +329,7 @@ static void test_decode(void **state)
         check_decode(FORMAT_F32, odd[i][0], odd[i][1], 30 + i);
         check_decode(FORMAT_BF16, odd[i][0], odd[i][1], 40 + i);
         check_decode(FORMAT_FP8_BLOCK, odd[i][0], odd[i][1], 50 + i);
+        check_decode(FORMAT_FP8_CHANNEL, odd[i][0], odd[i][1], 70 + i);
     }
     check_decode(FORMAT_MXFP4, 5, 32, 60);
     check_decode(FORMAT_NVFP4, 5, 16, 61);
@@ -362,6 +366,12 @@ static void check_encoded_value(const matrix *m, const float *values, const floa
     case FORMAT_FP8_BLOCK:
         scale = largest / 448.0f == 0.0f ? 1.0f : largest / 448.0f;
         memcpy(&found, m->scales + 4 * (r / 128 * ((m->cols + 127) / 128) + c / 128), 4);
+        assert_true(found == scale);
+        assert_int_equal(m->data[n], slow_code(e4m3, (double)(values[n] / scale), 0x80, values[n]));
+        break;
+    case FORMAT_FP8_CHANNEL:
+        scale = largest / 448.0f == 0.0f ? 1.0f : largest / 448.0f;
+        memcpy(&found, m->scales + 4 * r, 4);
         assert_true(found == scale);
         assert_int_equal(m->data[n], slow_code(e4m3, (double)(values[n] / scale), 0x80, values[n]));
         break;
@@ -458,8 +468,10 @@ static void test_encode(void **state)
         check_encode_matrix(FORMAT_NVFP4, 9, 304, values, 0.5f / (6 * 448));
         check_encode_matrix(FORMAT_NVFP4, 9, 304, values, 1.0f);
         check_encode_matrix(FORMAT_NVFP4, 64, 304, values, tie_tensor_scale);
-        for (size_t i = 0; i < sizeof fp8_shapes / sizeof *fp8_shapes; i++)
+        for (size_t i = 0; i < sizeof fp8_shapes / sizeof *fp8_shapes; i++) {
             check_encode_matrix(FORMAT_FP8_BLOCK, fp8_shapes[i][0], fp8_shapes[i][1], values, 1.0f);
+            check_encode_matrix(FORMAT_FP8_CHANNEL, fp8_shapes[i][0], fp8_shapes[i][1], values, 1.0f);
+        }
     }
     free(values);
 }
@@ -481,7 +493,7 @@ static void test_round_trip(void **state)
             if (pass == 1 || id == FORMAT_F32 || id == FORMAT_BF16)
                 assert_memory_equal(values, again, ROWS * COLS * sizeof *values);
             memcpy(values, again, ROWS * COLS * sizeof *values);
-            if (id == FORMAT_NVFP4 || id == FORMAT_FP8_BLOCK)
+            if (id == FORMAT_NVFP4 || id == FORMAT_FP8_BLOCK || id == FORMAT_FP8_CHANNEL)
                 break; /* their scale of the decoded block may differ: the largest value need not map to 6 or 448 */
         }
         matrix_free(&o);

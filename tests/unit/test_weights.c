@@ -160,7 +160,8 @@ static model *round_trip(builder *b, size_t shards)
 static void test_every_layout(void **state)
 {
     (void)state;
-    static const format_id layouts[] = {FORMAT_BF16, FORMAT_F32, FORMAT_FP8_BLOCK, FORMAT_MXFP4, FORMAT_NVFP4};
+    static const format_id layouts[] = {FORMAT_BF16,  FORMAT_F32,   FORMAT_FP8_BLOCK,
+                                        FORMAT_MXFP4, FORMAT_NVFP4, FORMAT_FP8_CHANNEL};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         for (int stacked = 0; stacked < 2; stacked++) {
             builder b = builder_new(layouts[i]);
@@ -270,8 +271,8 @@ static void test_shapes_and_types(void **state)
     refused_item("model.layers.0.self_attn.kv_b_proj.weight_scale_inv", DTYPE_BF16, 2, 1, 1, "expected F32", FORMAT_FP8_BLOCK);
 }
 
-/* FP8 with one scale per row: another layout, refused by name rather than read wrongly. */
-static void test_fp8_rows_refused(void **state)
+/* FP8 with one scale per matrix: another layout, refused by name rather than read wrongly. */
+static void test_fp8_matrix_scale_refused(void **state)
 {
     (void)state;
     builder b = builder_new(FORMAT_FP8_BLOCK);
@@ -279,7 +280,7 @@ static void test_fp8_rows_refused(void **state)
     item *scale = item_find(&b, "model.layers.0.self_attn.o_proj.weight_scale_inv");
     snprintf(scale->name, sizeof scale->name, "model.layers.0.self_attn.o_proj.weight_scale");
     builder_write(&b, 1);
-    refused(&b, "model.layers.0.self_attn.o_proj.weight", "weight_scale (one scale per row");
+    refused(&b, "model.layers.0.self_attn.o_proj.weight", "expected one scale per row");
     builder_free(&b);
 }
 
@@ -664,7 +665,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_layout), cmocka_unit_test(test_mixed_and_sharded), cmocka_unit_test(test_missing),
         cmocka_unit_test(test_many_missing_and_surplus), cmocka_unit_test(test_shapes_and_types),
-        cmocka_unit_test(test_fp8_rows_refused), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_harmless_extras),
+        cmocka_unit_test(test_fp8_matrix_scale_refused), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_harmless_extras),
         cmocka_unit_test(test_tied_embeddings), cmocka_unit_test(test_draft_layer), cmocka_unit_test(test_no_shared_experts),
         cmocka_unit_test(test_quark_lists), cmocka_unit_test(test_other_lists), cmocka_unit_test(test_globs),
         cmocka_unit_test(test_inspect), cmocka_unit_test(test_glm52_cache), cmocka_unit_test(test_glm52_tensor_count),
