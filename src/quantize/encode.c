@@ -220,6 +220,46 @@ static bool encode_by_squares(const encoder *e, error *err)
     return ok;
 }
 
+/* The largest magnitude of one row, as bits. */
+static bool row_largest(const encoder *e, int64_t row, float *x, uint32_t *most, error *err)
+{
+    int64_t cols = e->result.cols;
+    *most = 0;
+    for (int64_t col = 0; col < cols; col += PIECE_COLS) {
+        int64_t count = cols - col < PIECE_COLS ? cols - col : PIECE_COLS;
+        e->source->format->decode(e->source, e->first_row + row, col, count, x);
+        uint32_t bits = e->kernels->largest(x, count);
+        if (bits >= INFINITE_BITS)
+            return refuse(x, 1, count, count, e->first_row + row, col, NULL, err);
+        *most = bits > *most ? bits : *most;
+    }
+    return true;
+}
+
+/* fp8 with one scale per row: every row is read twice. */
+static bool encode_by_channels(const encoder *e, error *err)
+{
+    float x[PIECE_COLS], y[PIECE_COLS];
+    int64_t cols = e->result.cols;
+    for (int64_t row = 0; row < e->result.rows; row++) {
+        uint32_t largest;
+        if (!row_largest(e, row, x, &largest, err))
+            return false;
+        float scale = float_of_bits(largest) / 448.0f;
+        if (scale == 0.0f)
+            scale = 1.0f;
+        memcpy(e->scales + row * 4, &scale, sizeof scale);
+        for (int64_t col = 0; col < cols; col += PIECE_COLS) {
+            int64_t count = cols - col < PIECE_COLS ? cols - col : PIECE_COLS;
+            e->source->format->decode(e->source, e->first_row + row, col, count, x);
+            e->kernels->fp8(x, count, scale, e->data + row * cols + col);
+            if (!check_result(e, x, 1, count, count, row, col, largest, y, err))
+                return false;
+        }
+    }
+    return true;
+}
+
 bool encode_rows(const matrix *source, int64_t first_row, int64_t rows, const encode_options *o, float tensor_scale, uint8_t *data,
                  uint8_t *scales, encode_stats *stats, error *err)
 {
@@ -236,6 +276,8 @@ bool encode_rows(const matrix *source, int64_t first_row, int64_t rows, const en
         return error_set(err, ERROR_DEVICE, "this CPU cannot run the %s kernels", encode_variant_name(o->variant));
     e.result = (matrix){f, rows, source->cols, data, scales, f->id == FORMAT_NVFP4 ? tensor_scale : 1.0f};
     e.rule = (block_rule){round_bits[o->rule], tensor_scale, o->search, o->importance};
+    if (f->id == FORMAT_FP8_CHANNEL)
+        return encode_by_channels(&e, err);
     return f->id == FORMAT_FP8_BLOCK ? encode_by_squares(&e, err) : encode_by_rows(&e, err);
 }
 
