@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -60,6 +61,25 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
+/* A worker takes no signals but those of its own faults: the others belong to the caller, who may block them for a moment to
+ * look at what they changed. */
+static bool start_worker(pool *p, int index)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    pool_worker *w = mem_alloc(1, sizeof *w);
+    sigset_t blocked, before;
+    *w = (pool_worker){p, index};
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+        sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    bool ok = pthread_create(&p->handles[index - 1], NULL, worker_main, w) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!ok)
+        free(w);
+    return ok;
+}
+
 pool *pool_create(int threads, error *err)
 {
     pool *p = mem_alloc(1, sizeof *p);
@@ -69,10 +89,7 @@ pool *pool_create(int threads, error *err)
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
     for (int i = 1; i < threads; i++) {
-        pool_worker *w = mem_alloc(1, sizeof *w);
-        *w = (pool_worker){p, i};
-        if (pthread_create(&p->handles[i - 1], NULL, worker_main, w) != 0) {
-            free(w);
+        if (!start_worker(p, i)) {
             pool_destroy(p);
             error_set(err, ERROR_RUNTIME, "cannot start thread %d of %d; use fewer with --threads", i + 1, threads);
             return NULL;

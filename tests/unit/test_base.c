@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,42 @@ static void test_pool_runs_every_index_once(void **state)
     }
 }
 
+static volatile sig_atomic_t signals_taken;
+
+static void take_signal(int number)
+{
+    (void)number;
+    signals_taken = signals_taken + 1;
+}
+
+/* A signal that the caller blocks waits for the caller; no worker takes it meanwhile. */
+static void test_pool_workers_take_no_signals(void **state)
+{
+    (void)state;
+    error err;
+    struct sigaction action = {.sa_handler = take_signal}, before;
+    sigset_t block, mask, pending;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGUSR1, &action, &before);
+    pool *p = pool_create(4, &err);
+    assert_non_null(p);
+    sigemptyset(&block);
+    sigaddset(&block, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &block, &mask);
+    int hits[64] = {0};
+    for (int round = 0; round < 20; round++) {
+        kill(getpid(), SIGUSR1);
+        pool_run(p, 64, count_task, hits);
+    }
+    assert_int_equal(signals_taken, 0);
+    sigpending(&pending);
+    assert_true(sigismember(&pending, SIGUSR1));
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    assert_int_equal(signals_taken, 1);
+    pool_destroy(p);
+    sigaction(SIGUSR1, &before, NULL);
+}
+
 static void test_file_writer_is_all_or_nothing(void **state)
 {
     (void)state;
@@ -285,6 +322,7 @@ int main(void)
         cmocka_unit_test(test_sha256),
         cmocka_unit_test(test_random_is_uniform_and_pure),
         cmocka_unit_test(test_pool_runs_every_index_once),
+        cmocka_unit_test(test_pool_workers_take_no_signals),
         cmocka_unit_test(test_file_writer_is_all_or_nothing),
         cmocka_unit_test(test_json_is_strict),
         cmocka_unit_test(test_log_lines_stay_whole),
