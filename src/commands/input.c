@@ -43,6 +43,14 @@ static void close_input(FILE *f)
         fclose(f);
 }
 
+/* Ctrl-C while a command that counts it waits for input is the user's wish, not a failure. */
+static bool cannot_read(const char *name, error *err)
+{
+    if (errno == EINTR)
+        return error_set(err, ERROR_INTERRUPTED, "interrupted while reading %s", name);
+    return error_set_errno(err, ERROR_INPUT, "cannot read %s", name);
+}
+
 bool input_read(const char *path, text *out, error *err)
 {
     FILE *f = open_input(path, err);
@@ -58,7 +66,7 @@ bool input_read(const char *path, text *out, error *err)
             ok = error_set(err, ERROR_INPUT, "%s has more than %d bytes", input_name(path), (int)INPUT_LIMIT_BYTES);
     }
     if (ok && ferror(f))
-        ok = error_set_errno(err, ERROR_INPUT, "cannot read %s", input_name(path));
+        ok = cannot_read(input_name(path), err);
     if (ok && out->length == 0)
         ok = error_set(err, ERROR_INPUT, "%s is empty", input_name(path));
     close_input(f);
@@ -87,7 +95,7 @@ bool input_lines_next(input_lines *in, error *err)
     ssize_t n = getline(&in->line, &in->capacity, in->file);
     if (n < 0) {
         if (ferror(in->file))
-            error_set_errno(err, ERROR_INPUT, "cannot read %s", in->name);
+            cannot_read(in->name, err);
         return false;
     }
     if (in->line[n - 1] == '\n')

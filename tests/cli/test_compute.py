@@ -206,6 +206,14 @@ class Run(Case):
         self.refuse(2, "the model's tokens go from 0 to 4095", "run", "-p", "x", "--logit-bias", "4096=1")
         self.refuse(3, "", "run", "--messages", self.file("m", '[{"role": "nobody"}]'))
 
+    def test_interrupt_while_the_prompt_is_read(self):
+        t = Terminal("run", "--file", "-")
+        t.expect("reading standard input")
+        time.sleep(0.3)
+        t.type("\x03")
+        t.expect("interrupted while reading standard input")
+        self.assertEqual(t.end(), 130)
+
     def test_reader_that_leaves(self):
         with subprocess.Popen([BINARY, "run", "-p", "Tell me a story.", *ENDLESS], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as process:
