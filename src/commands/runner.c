@@ -5,9 +5,12 @@
 #include "base/log.h"
 #include "base/threads.h"
 #include "commands/model_path.h"
+#include "model/inspect.h"
 
 const char *const runner_kv_choices[] = {"auto", "f32", "bf16", "fp8", NULL};
 _Static_assert(KV_F32 == 0 && KV_BF16 == 1 && KV_FP8 == 2 && KV_DTYPE_COUNT == 3, "runner_kv_choices follows kv_dtype");
+
+_Static_assert((int)RUNNER_CHUNK == (int)INSPECT_STEP_ROWS, "inspect tells the memory of the steps that are taken");
 
 static const float HF_LATENT_EPS = 1e-6f;
 

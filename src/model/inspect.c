@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEP_ROWS = 64, CONTEXTS = 3 };
+enum { CONTEXTS = 3 };
 
 static int full_layers(const model_config *c)
 {
@@ -45,7 +45,7 @@ memory_need memory_needed(const model *m, kv_dtype kv, int64_t context_tokens)
     uint64_t tokens = ((uint64_t)context_tokens + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     memory_need n = {.weight_bytes = checkpoint_bytes(m->checkpoint) + m->memory.used_bytes,
                      .kv_bytes = tokens * kv_token_bytes(c, kv)};
-    n.working_bytes = STEP_ROWS * row_bytes(c) + 4 * (uint64_t)c->vocab_size + 4 * tokens;
+    n.working_bytes = INSPECT_STEP_ROWS * row_bytes(c) + 4 * (uint64_t)c->vocab_size + 4 * tokens;
     n.total_bytes = n.weight_bytes + n.kv_bytes + n.working_bytes;
     return n;
 }

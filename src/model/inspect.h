@@ -10,10 +10,13 @@
 /* Bytes of cache that one token takes: latent KV of every layer, index keys of the full layers, and both of the MTP layer. */
 uint64_t kv_token_bytes(const model_config *c, kv_dtype kv);
 
+/* Rows of a step that the estimate of working memory assumes: as many tokens of a prompt as run and chat compute at once. */
+enum { INSPECT_STEP_ROWS = 256 };
+
 typedef struct memory_need {
     uint64_t weight_bytes;  /* mapped checkpoint and decoded norms */
     uint64_t kv_bytes;      /* cache of one sequence, in whole pages of 64 tokens */
-    uint64_t working_bytes; /* estimate of the buffers of one step of up to 64 rows */
+    uint64_t working_bytes; /* estimate of the buffers of one step of up to INSPECT_STEP_ROWS rows */
     uint64_t total_bytes;
 } memory_need;
 

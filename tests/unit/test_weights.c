@@ -2,6 +2,8 @@
  * config.json claims against what the headers say. */
 #include "checkpoint_builder.h"
 
+#include "base/memory.h"
+#include "forward/forward.h"
 #include "model/claims.h"
 #include "model/inspect.h"
 
@@ -545,6 +547,39 @@ static void test_globs(void **state)
             fail_msg("%s against %s", cases[i].pattern, cases[i].name);
 }
 
+static size_t counted_bytes;
+
+static void *count_alloc(device *d, size_t bytes)
+{
+    (void)d;
+    counted_bytes += bytes;
+    return mem_try_alloc_lazy(bytes);
+}
+
+static void count_free(device *d, void *memory)
+{
+    (void)d;
+    mem_free_lazy(memory);
+}
+
+/* The estimate is at least what a step of the default size allocates, and not more than twice that. */
+static void test_working_memory(void **state)
+{
+    (void)state;
+    static const device_ops ops = {.alloc = count_alloc, .free = count_free};
+    error err;
+    model *m = model_open(SOURCE_DIR "/models/nano", &err);
+    assert_non_null(m);
+    device d = {.ops = &ops, .model = m};
+    counted_bytes = 0;
+    forward *f = forward_create(&d, 256, 1, &err);
+    assert_non_null(f);
+    forward_destroy(f);
+    uint64_t told = memory_needed(m, KV_BF16, 0).working_bytes;
+    assert_true(told >= counted_bytes && told <= 2 * counted_bytes);
+    model_close(m);
+}
+
 static void test_inspect(void **state)
 {
     (void)state;
@@ -668,7 +703,8 @@ int main(void)
         cmocka_unit_test(test_fp8_matrix_scale_refused), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_harmless_extras),
         cmocka_unit_test(test_tied_embeddings), cmocka_unit_test(test_draft_layer), cmocka_unit_test(test_no_shared_experts),
         cmocka_unit_test(test_quark_lists), cmocka_unit_test(test_other_lists), cmocka_unit_test(test_globs),
-        cmocka_unit_test(test_inspect), cmocka_unit_test(test_glm52_cache), cmocka_unit_test(test_glm52_tensor_count),
+        cmocka_unit_test(test_inspect), cmocka_unit_test(test_working_memory), cmocka_unit_test(test_glm52_cache),
+        cmocka_unit_test(test_glm52_tensor_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
