@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/checked.h"
+#include "base/sanitize.h"
 
 enum { ARENA_ALIGNMENT = 64, ARENA_BLOCK_BYTES = 64 * 1024 };
 
@@ -57,18 +58,23 @@ void *mem_grow(void *old, size_t count, size_t item_bytes)
     return p ? p : out_of_memory(count, item_bytes);
 }
 
-/* The length of a lazy block lies in a page of its own before it. */
-enum { LAZY_HEADER_BYTES = 4096 };
+/* The length of a lazy block lies in a page of its own before it. In sanitizer builds what lies around the block is forbidden, as
+ * around blocks of malloc:
+ *
+ *     | header: length, forbidden | the block | forbidden: at least LAZY_GUARD_BYTES | */
+enum { LAZY_HEADER_BYTES = 4096, LAZY_GUARD_BYTES = SANITIZE_GUARD_BYTES };
 
 void *mem_try_alloc_lazy(size_t bytes)
 {
     size_t whole;
-    if (!checked_add_size(bytes, LAZY_HEADER_BYTES, &whole) || whole > PTRDIFF_MAX)
+    if (!checked_add_size(bytes, LAZY_HEADER_BYTES + LAZY_GUARD_BYTES, &whole) || whole > PTRDIFF_MAX)
         return NULL;
     char *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
     memcpy(p, &whole, sizeof whole);
+    forbid_range(p, LAZY_HEADER_BYTES);
+    forbid_range(p + LAZY_HEADER_BYTES + bytes, LAZY_GUARD_BYTES);
     return p + LAZY_HEADER_BYTES;
 }
 
@@ -78,7 +84,9 @@ void mem_free_lazy(void *memory)
         return;
     char *p = (char *)memory - LAZY_HEADER_BYTES;
     size_t whole;
+    allow_range(p, LAZY_HEADER_BYTES);
     memcpy(&whole, p, sizeof whole);
+    allow_range(p, whole);
     munmap(p, whole);
 }
 

@@ -17,6 +17,7 @@
 #include "base/map.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/sanitize.h"
 #include "base/sha256.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -146,6 +147,22 @@ static void test_random_is_uniform_and_pure(void **state)
     assert_true(random_word(UINT64_MAX, 154880, 0) == UINT64_C(0xb71966595c00e9f6));
     assert_true(random_uniform_at(random_key(9, 8), 7) == random_uniform(9, 8, 7));
     assert_true(random_word(1, 2, 3) != random_word(1, 3, 2));
+}
+
+/* The buffers of the forward pass are lazy blocks: a sanitizer must see an access beside one, and none may be seen in it. */
+static void test_lazy_blocks_are_guarded(void **state)
+{
+    (void)state;
+    for (size_t bytes = 4; bytes < 20000; bytes = bytes * 3 + 4) {
+        char *p = mem_try_alloc_lazy(bytes);
+        assert_non_null(p);
+        assert_false(is_forbidden(p) || is_forbidden(p + bytes - 1));
+        p[0] = p[bytes - 1] = 1;
+#ifdef BASE_ADDRESS_SANITIZER
+        assert_true(is_forbidden(p - 1) && is_forbidden(p + bytes));
+#endif
+        mem_free_lazy(p);
+    }
 }
 
 static void count_task(void *context, int index, int worker)
@@ -321,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_map),
         cmocka_unit_test(test_sha256),
         cmocka_unit_test(test_random_is_uniform_and_pure),
+        cmocka_unit_test(test_lazy_blocks_are_guarded),
         cmocka_unit_test(test_pool_runs_every_index_once),
         cmocka_unit_test(test_pool_workers_take_no_signals),
         cmocka_unit_test(test_file_writer_is_all_or_nothing),
