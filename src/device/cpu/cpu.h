@@ -8,6 +8,10 @@
 #include "base/threads.h"
 #include "device/device.h"
 
+/* Output columns that one task of a projection computes, and heads that share one pass over the keys. Private memory is sized by
+ * both (cpu_device.c). */
+enum { CPU_COLUMN_BLOCK = 8, CPU_HEAD_GROUP = 8 };
+
 /* One expert (or a dense MLP) and the rows that go through it. */
 typedef struct cpu_expert_job {
     const mlp_weights *w;

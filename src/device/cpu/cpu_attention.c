@@ -83,11 +83,9 @@ static void softmax(float *score, int n)
         score[i] /= sum;
 }
 
-enum { HEAD_GROUP = 8 }; /* heads that share one pass over the keys */
-
 static int head_groups(const model_config *m)
 {
-    return (m->heads + HEAD_GROUP - 1) / HEAD_GROUP;
+    return (m->heads + CPU_HEAD_GROUP - 1) / CPU_HEAD_GROUP;
 }
 
 /* Attention of one row over its selected positions, for one group of heads. The keys are read as the page holds them. */
@@ -96,13 +94,13 @@ static void attend_group(void *context, int index, int worker)
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
     const kv_layout *k = &t->c->base.layout;
-    int groups = head_groups(m), row = index / groups, first_head = index % groups * HEAD_GROUP;
-    int heads = m->heads - first_head < HEAD_GROUP ? m->heads - first_head : HEAD_GROUP;
+    int groups = head_groups(m), row = index / groups, first_head = index % groups * CPU_HEAD_GROUP;
+    int heads = m->heads - first_head < CPU_HEAD_GROUP ? m->heads - first_head : CPU_HEAD_GROUP;
     size_t rank = (size_t)m->kv_lora_rank, qk_dim = (size_t)(m->nope_dim + m->rope_dim), topk = (size_t)m->index_topk;
     const int32_t *selected = t->a->selected + (size_t)row * topk;
     int n = t->a->selected_count[row];
     float scale = 1.0f / sqrtf((float)qk_dim);
-    float *key = t->c->scratch[worker], *scores = key + rank + (size_t)m->rope_dim; /* key [rank + rope], scores [HEAD_GROUP][topk] */
+    float *key = t->c->scratch[worker], *scores = key + rank + (size_t)m->rope_dim; /* key [rank + rope], scores [CPU_HEAD_GROUP][topk] */
     size_t first = (size_t)row * (size_t)m->heads + (size_t)first_head;
     for (int j = 0; j < n; j++) {
         cpu_latent_load(k, cpu_entry(k, t->s, row, selected[j], k->latent_offset[t->layer], k->latent_bytes), key);

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "device/cpu/cpu.h"
 
-enum { SCRATCH_COLUMNS = 8, SCRATCH_HEADS = 8, INDEX_SCORE_FLOATS = 1 << 20 };
+enum { INDEX_SCORE_FLOATS = 1 << 20 };
 
 const layer_weights *cpu_layer(const device *d, int layer)
 {
@@ -138,9 +138,9 @@ static size_t scratch_floats(const model_config *m, int max_rows)
     size_t hidden = (size_t)m->hidden_size, wide = (size_t)m->dense_intermediate;
     wide = largest(wide, (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1));
     size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
-    size_t linear = SCRATCH_COLUMNS * largest(cols, (size_t)m->kv_lora_rank);
-    size_t attend = (size_t)(m->kv_lora_rank + m->rope_dim) + SCRATCH_HEADS * (size_t)m->index_topk;
-    size_t down = (size_t)max_rows * SCRATCH_COLUMNS + wide;
+    size_t linear = CPU_COLUMN_BLOCK * largest(cols, (size_t)m->kv_lora_rank);
+    size_t attend = (size_t)(m->kv_lora_rank + m->rope_dim) + CPU_HEAD_GROUP * (size_t)m->index_topk;
+    size_t down = (size_t)max_rows * CPU_COLUMN_BLOCK + wide;
     size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;
     return largest(largest(linear, attend), largest(down, largest(route, (size_t)m->index_dim)));
 }

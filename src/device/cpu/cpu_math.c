@@ -5,7 +5,7 @@
 #include "base/sanitize.h"
 #include "device/cpu/cpu.h"
 
-enum { LANES = 16, COLUMN_BLOCK = 8 };
+enum { LANES = 16 };
 
 UNCHECKED_LOOP static float dot(const float *a, const float *b, int64_t n)
 {
@@ -100,8 +100,8 @@ static void linear_block(void *context, int block, int worker)
     const linear_task *t = context;
     const cpu_linear_job *job = t->job;
     const matrix *w = job->w;
-    int64_t first = (int64_t)block * COLUMN_BLOCK;
-    int columns = w->rows - first < COLUMN_BLOCK ? (int)(w->rows - first) : COLUMN_BLOCK;
+    int64_t first = (int64_t)block * CPU_COLUMN_BLOCK;
+    int columns = w->rows - first < CPU_COLUMN_BLOCK ? (int)(w->rows - first) : CPU_COLUMN_BLOCK;
     float *decoded = t->c->scratch[worker]; /* [columns][w->cols] */
     for (int n = 0; n < columns; n++)
         matrix_row(w, first + n, decoded + n * w->cols);
@@ -118,7 +118,7 @@ static void linear_block(void *context, int block, int worker)
 void cpu_linear(cpu_device *c, const cpu_linear_job *job)
 {
     linear_task t = {c, job};
-    pool_run(c->workers, (int)((job->w->rows + COLUMN_BLOCK - 1) / COLUMN_BLOCK), linear_block, &t);
+    pool_run(c->workers, (int)((job->w->rows + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK), linear_block, &t);
 }
 
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out)

@@ -8,8 +8,6 @@
 #include "base/memory.h"
 #include "device/cpu/cpu.h"
 
-enum { COLUMN_BLOCK = 8 };
-
 typedef struct mlp_task {
     cpu_device *c;
     activations *a;
@@ -30,9 +28,9 @@ static void gate_up_block(void *context, int index, int worker)
     const mlp_task *t = context;
     const cpu_expert_job *job = &t->jobs[index / t->blocks];
     const mlp_weights *w = job->w;
-    int64_t hidden = w->gate.cols, wide = w->gate.rows, first = (int64_t)(index % t->blocks) * COLUMN_BLOCK;
+    int64_t hidden = w->gate.cols, wide = w->gate.rows, first = (int64_t)(index % t->blocks) * CPU_COLUMN_BLOCK;
     float *gate = t->c->scratch[worker], *up = gate + hidden;
-    for (int64_t n = first; n < wide && n < first + COLUMN_BLOCK; n++) {
+    for (int64_t n = first; n < wide && n < first + CPU_COLUMN_BLOCK; n++) {
         matrix_row(&w->gate, n, gate);
         matrix_row(&w->up, n, up);
         for (int i = 0; i < job->count; i++) {
@@ -46,10 +44,10 @@ static void gate_up_block(void *context, int index, int worker)
 static void down_block(void *context, int block, int worker)
 {
     const mlp_task *t = context;
-    int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * COLUMN_BLOCK;
-    int columns = hidden - first < COLUMN_BLOCK ? (int)(hidden - first) : COLUMN_BLOCK;
-    float *sum = t->c->scratch[worker], *down = sum + t->rows * COLUMN_BLOCK; /* sum [rows][COLUMN_BLOCK] */
-    memset(sum, 0, (size_t)(t->rows * COLUMN_BLOCK) * sizeof(float));
+    int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * CPU_COLUMN_BLOCK;
+    int columns = hidden - first < CPU_COLUMN_BLOCK ? (int)(hidden - first) : CPU_COLUMN_BLOCK;
+    float *sum = t->c->scratch[worker], *down = sum + t->rows * CPU_COLUMN_BLOCK; /* sum [rows][CPU_COLUMN_BLOCK] */
+    memset(sum, 0, (size_t)(t->rows * CPU_COLUMN_BLOCK) * sizeof(float));
     for (int j = 0; j < t->count; j++) {
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
@@ -57,13 +55,13 @@ static void down_block(void *context, int block, int worker)
             matrix_row(&job->w->down, first + n, down);
             for (int i = 0; i < job->count; i++) {
                 float y = cpu_dot(down, job->act + i * wide, wide);
-                sum[(job->rows ? job->rows[i] : i) * COLUMN_BLOCK + n] += job->weights ? job->weights[i] * y : y;
+                sum[(job->rows ? job->rows[i] : i) * CPU_COLUMN_BLOCK + n] += job->weights ? job->weights[i] * y : y;
             }
         }
     }
     for (int row = 0; row < t->rows; row++)
         for (int n = 0; n < columns; n++)
-            t->a->x[row * hidden + first + n] += sum[row * COLUMN_BLOCK + n];
+            t->a->x[row * hidden + first + n] += sum[row * CPU_COLUMN_BLOCK + n];
 }
 
 static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
@@ -72,9 +70,9 @@ static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, 
     int64_t widest = 0;
     for (int j = 0; j < count; j++)
         widest = jobs[j].w->gate.rows > widest ? jobs[j].w->gate.rows : widest;
-    t.blocks = (int)((widest + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
+    t.blocks = (int)((widest + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK);
     pool_run(c->workers, count * t.blocks, gate_up_block, &t);
-    pool_run(c->workers, (c->base.model->config.hidden_size + COLUMN_BLOCK - 1) / COLUMN_BLOCK, down_block, &t);
+    pool_run(c->workers, (c->base.model->config.hidden_size + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK, down_block, &t);
 }
 
 /* Marks the experts of groups that are not among the best: a group's score is the sum of its two best experts.
