@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Quantizes a BF16 checkpoint by every recipe, evaluates each result, and prints the table of docs/accuracy.md.
+"""Quantizes a BF16 checkpoint by every recipe, measures each result, and prints the tables of docs/accuracy.md.
 
-    bench/accuracy.py MASTER WORK_DIR [--binary build/drawbridge] [--quick] [--only NAME,...]
+    bench/accuracy.py MASTER WORK_DIR [--binary build/drawbridge] [--quick]
 
-MASTER is a BF16 checkpoint directory (of the built-in model: tests/fixtures/README.md says where it is), WORK_DIR receives the quantized
-checkpoints and one JSON file per measurement. A measurement whose file exists is not repeated, so an interrupted run goes on. Standard
-library only.
+MASTER is the BF16 checkpoint of the built-in model (tests/fixtures/README.md says where it is). WORK_DIR receives the quantized
+checkpoints and one JSON file per measurement; what is there already is not measured again, so an interrupted run goes on.
 """
 import argparse
 import json
@@ -14,34 +13,96 @@ import subprocess
 import sys
 import time
 
-VARIANTS = {  # name: arguments of quantize; None: the master itself
-    "bf16": None,
-    "fp8": ["--to", "fp8"],
-    "mxfp4 amd": ["--to", "mxfp4", "--recipe", "amd"],
-    "mxfp4 amd, search": ["--to", "mxfp4", "--recipe", "amd", "--search"],
-    "mxfp4 amd, importance": ["--to", "mxfp4", "--recipe", "amd", "--search", "--importance", "{importance}"],
-    "mxfp4 amd-attn-fp8": ["--to", "mxfp4", "--recipe", "amd-attn-fp8"],
-    "mxfp4 all": ["--to", "mxfp4", "--recipe", "all"],
-    "mxfp4 all, search": ["--to", "mxfp4", "--recipe", "all", "--search"],
-    "mxfp4 all, importance": ["--to", "mxfp4", "--recipe", "all", "--search", "--importance", "{importance}"],
-    "nvfp4": ["--to", "nvfp4"],
-}
-ACCURACY = {  # task name: (arguments of eval, items, items with --quick)
-    "arithmetic": (["--task", "gsm8k"], 200, 40),
-    "arithmetic, 5-shot": (["--task", "gsm8k", "--shots", "5"], 200, 20),
-    "choice": (["--task", "choice"], 200, 40),
-    "needle": (["--task", "needle"], 96, 16),
-    "tools": (["--task", "tools"], 150, 30),
-}
+VARIANTS = [  # name, arguments of quantize (None: the master itself), whether tasks are run besides the divergence
+    ("bf16", None, True),
+    ("fp8", ["--to", "fp8"], True),
+    ("mxfp4 amd", ["--to", "mxfp4", "--recipe", "amd"], True),
+    ("mxfp4 all", ["--to", "mxfp4", "--recipe", "all"], True),
+    ("nvfp4", ["--to", "nvfp4"], True),
+    ("mxfp4 amd-attn-fp8", ["--to", "mxfp4", "--recipe", "amd-attn-fp8"], False),
+    ("mxfp4 amd, search", ["--to", "mxfp4", "--recipe", "amd", "--search"], False),
+    ("mxfp4 amd, importance", ["--to", "mxfp4", "--recipe", "amd", "--search", "--importance", "{importance}"], False),
+    ("mxfp4 all, search", ["--to", "mxfp4", "--recipe", "all", "--search"], False),
+    ("mxfp4 all, importance", ["--to", "mxfp4", "--recipe", "all", "--search", "--importance", "{importance}"], False),
+    ("nvfp4, search", ["--to", "nvfp4", "--search"], False),
+]
+NEEDLES = ["needle_500", "needle_1000", "needle_2000"]
+TASKS = [  # name, arguments of eval, data files, items, items with --quick
+    ("arithmetic", ["--task", "gsm8k"], ["arith"], 120, 8),
+    ("arithmetic, 5-shot", ["--task", "gsm8k", "--shots", "5", "--shots-file", "{data}/arith_train.jsonl"], ["arith"], 30, 4),
+    ("choice", ["--task", "choice"], ["choice"], 120, 8),
+    ("needle", ["--task", "needle"], NEEDLES, 18, 3),
+    ("tools", ["--task", "tools"], ["tools"], 40, 4),
+]
+KL_WINDOWS = 4  # of 1,024 tokens
 
 
 def run(command):
     started = time.time()
     done = subprocess.run(command, stdout=subprocess.PIPE)
-    if done.returncode not in (0, 1):
+    if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}")
     print(f"# {time.time() - started:5.0f} s  {' '.join(command[1:])}", file=sys.stderr, flush=True)
     return done.stdout.decode()
+
+
+def file_name(words):
+    return words.replace(",", "").replace(" ", "-")
+
+
+def quantize(a, name, arguments, importance):
+    """The directory of a variant, made when it is not there."""
+    if arguments is None:
+        return a.master
+    folder = os.path.join(a.work, file_name(name))
+    if not os.path.exists(os.path.join(folder, "config.json")):
+        run([a.binary, "quantize", a.master, folder, "-q", "--report", folder + ".report.json"] +
+            [x.format(importance=importance) for x in arguments])
+    return folder
+
+
+def divergence(a, name, folder):
+    out = os.path.join(a.work, file_name(name) + ".kl.json")
+    run([a.binary, "eval", folder, "--task", "kl", "--against", a.master, "--data", f"{a.data}/text.txt", "--limit",
+         str(1 if a.quick else KL_WINDOWS), "--out", out, "-q"])
+    return json.load(open(out))["summary"]
+
+
+def accuracy(a, name, folder, task):
+    words, arguments, files, items, quick = task
+    out = os.path.join(a.work, f"{file_name(name)}.{file_name(words)}.json")
+    run([a.binary, "eval", folder, *(x.format(data=a.data) for x in arguments), "--limit", str(quick if a.quick else items), "--out", out, "-q"] +
+        [x for f in files for x in ("--data", f"{a.data}/{f}.jsonl")])
+    return out, json.load(open(out))["summary"]
+
+
+def print_divergence(rows, sizes):
+    print("| recipe | bytes | relative error of what was quantized | mean KL (95 % interval) | 99th percentile | top-1 agreement |\n|---|---|---|---|---|---|")
+    for name, s in rows:
+        size, error = sizes[name]
+        print(f"| {name} | {size / 1e6:.1f} MB | {error} | {s['mean_kl']:.6f} ({s['interval'][0]:.6f} .. {s['interval'][1]:.6f}) | "
+              f"{s['p99_kl']:.5f} | {100 * s['top1_agreement']:.2f} % |")
+
+
+def print_accuracy(results, a):
+    names = [n for n, _ in results]
+    print("\n| task | items | " + " | ".join(names) + " |\n|---|---|" + "---|" * len(names))
+    for words, *_ in TASKS:
+        cells = [f"{100 * r[words][1]['accuracy']:.1f} % ({100 * r[words][1]['interval'][0]:.1f} .. {100 * r[words][1]['interval'][1]:.1f})" for _, r in results]
+        print(f"| {words} | {results[0][1][words][1]['items']} | " + " | ".join(cells) + " |")
+    baseline = dict(results)["fp8"]
+    print("\nAgainst fp8, item by item:\n\n```")
+    for name, r in results:
+        for words, *_ in TASKS if name.startswith("mxfp4") or name == "nvfp4" else []:
+            print(f"{words}: " + run([a.binary, "eval", "--compare", baseline[words][0], r[words][0]]).strip())
+    print("```")
+
+
+def weight_error(folder):
+    """Relative L2 error over all quantized tensors, from the report of quantize."""
+    report = json.load(open(folder + ".report.json"))
+    worst = [c for c in report.get("classes", []) if c.get("relative_l2")]
+    return ", ".join(f"{c['class']} {c['relative_l2']:.4f}" for c in worst if not c.get("draft")) or "exact"
 
 
 def main():
@@ -51,47 +112,18 @@ def main():
     p.add_argument("--binary", default="build/drawbridge")
     p.add_argument("--data", default="models/nano/eval", help="the evaluation sets")
     p.add_argument("--quick", action="store_true", help="few items: to try the script")
-    p.add_argument("--only", default="", help="comma-separated names of variants")
-    p.add_argument("--tasks", default="", help="comma-separated names of tasks; 'kl' and 'report' are always measured")
     a = p.parse_args()
     os.makedirs(a.work, exist_ok=True)
-    only = [n.strip() for n in a.only.split(";") if n.strip()]
-    tasks = [n.strip() for n in a.tasks.split(";") if n.strip()]
     importance = os.path.join(a.work, "importance.safetensors")
     if not os.path.exists(importance):
-        run([a.binary, "eval", a.master, "--task", "ppl", "--data", f"{a.data}/text_long.txt", "--importance-out", importance, "-q"])
-    results = {}
-    for name, arguments in VARIANTS.items():
-        if only and name not in only:
-            continue
-        folder = a.master
-        row = results[name] = {}
-        if arguments is not None:
-            folder = os.path.join(a.work, name.replace(",", "").replace(" ", "-"))
-            report = folder + ".report.json"
-            if not os.path.exists(report):
-                run([a.binary, "quantize", a.master, folder, "-q", "--report", report]
-                    + [x.format(importance=importance) for x in arguments])
-            row["report"] = json.load(open(report))
-        for text in ("text", "plain"):
-            out = os.path.join(a.work, f"{os.path.basename(folder)}.kl_{text}.json")
-            if not os.path.exists(out) and arguments is not None:
-                open(out + ".tmp", "w").write(run([a.binary, "eval", folder, "--task", "kl", "--against", a.master, "--data", f"{a.data}/{text}.txt", "--json", "-q"]))
-                os.rename(out + ".tmp", out)
-            if arguments is not None:
-                row["kl_" + text] = json.load(open(out))
-        for task, (extra, items, quick) in ACCURACY.items():
-            if tasks and task not in tasks:
-                continue
-            out = os.path.join(a.work, f"{os.path.basename(folder)}.{task.replace(',', '').replace(' ', '-')}.json")
-            n = quick if a.quick else items
-            data = [x for f in ("needle_500", "needle_1000", "needle_2000", "needle_4000") for x in ("--data", f"{a.data}/{f}.jsonl")] if task == "needle" else \
-                ["--data", f"{a.data}/{ {'choice': 'choice', 'tools': 'tools'}.get(task, 'arith') }.jsonl"]
-            if "--shots" in extra:
-                data += ["--shots-file", f"{a.data}/arith_train.jsonl"]
-            run([a.binary, "eval", folder, *extra, *data, "--limit", str(n), "--out", out, "-q"])
-            row[task] = json.load(open(out))
-    json.dump(results, open(os.path.join(a.work, "all.json"), "w"))
+        run([a.binary, "eval", a.master, "--task", "ppl", "--data", f"{a.data}/text_long.txt", "--importance-out", importance, "-q"] +
+            (["--limit", "1"] if a.quick else []))
+    folders = {name: quantize(a, name, arguments, importance) for name, arguments, _ in VARIANTS}
+    sizes = {n: (sum(os.path.getsize(os.path.join(f, x)) for x in os.listdir(f) if x.endswith(".safetensors")),
+                 weight_error(f) if f != a.master else "exact") for n, f in folders.items()}
+    print_divergence([(n, divergence(a, n, folders[n])) for n, arguments, _ in VARIANTS if arguments is not None], sizes)
+    sys.stdout.flush()
+    print_accuracy([(n, {t[0]: accuracy(a, n, folders[n], t) for t in TASKS}) for n, _, tasks in VARIANTS if tasks], a)
 
 
 if __name__ == "__main__":
