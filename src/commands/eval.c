@@ -24,7 +24,8 @@ static const option eval_options[] = {
     {.name = "data", .letter = 'd', .type = OPTION_FILE, .metavar = "FILE", .repeatable = true, .unset = "the model's eval folder",
      .offset = VALUE(data), .help = "Read the items (ppl, kl: the text) from this file."},
     {.name = "limit", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1 << 30, .unset = "all", .offset = VALUE(limit),
-     .help = "Ask the first N questions only (ppl, kl: score N windows); with several files, equally many of each."},
+     .help = "Ask the first N questions only (ppl, kl: score N windows); with several files, equally many of each. The gate asks 12 "
+             "needles and 32 choices and scores 8 windows unless told."},
     {.name = "out", .letter = 'o', .type = OPTION_FILE, .metavar = "FILE", .offset = VALUE(out),
      .help = "Keep the results of every item in this JSON file. When it exists and was made with the same options, the run goes on where "
              "it stopped. With --against, the other model's results are in FILE.against."},
@@ -66,7 +67,7 @@ static const option eval_options[] = {
      .offset = VALUE(top_p), .help = "Draw among the likeliest tokens that together reach probability X; 1 is off."},
     {.name = "seed", .type = OPTION_INT, .metavar = "N", .least = 0, .most = 0x1p62, .by_default = "0", .group = "Sampling",
      .offset = VALUE(seed), .help = "The seed of sampling, of the order of choices and of made texts."},
-    {.name = "min-needle", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1, .by_default = "0.85", .group = "Gate",
+    {.name = "min-needle", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1, .by_default = "0.8", .group = "Gate",
      .offset = VALUE(min_needle), .help = "The least accuracy of needle."},
     {.name = "min-choice", .type = OPTION_NUMBER, .metavar = "X", .least = 0, .most = 1, .by_default = "0.85", .group = "Gate",
      .offset = VALUE(min_choice), .help = "The least accuracy of choice."},

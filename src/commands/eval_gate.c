@@ -11,7 +11,7 @@
 #include "commands/output.h"
 #include "eval/drafts.h"
 
-enum { GATE_ITEMS = 32, GATE_DRAFT_ANSWERS = 8, GATE_WINDOWS = 8, GATE_MAX_TOKENS = 256 };
+enum { GATE_NEEDLES = 12, GATE_CHOICES = 32, GATE_DRAFT_ANSWERS = 8, GATE_WINDOWS = 8, GATE_MAX_TOKENS = 256 };
 
 typedef enum gate_outcome { GATE_PASS, GATE_FAIL, GATE_SKIPPED } gate_outcome;
 static const char *const outcome_names[] = {"pass", "FAIL", "skipped"};
@@ -44,11 +44,16 @@ static void add_part(gate *g, gate_part part)
 
 static bool prepare(gate *g, error *err)
 {
-    eval_values *v = &g->values;
+    eval_values *v = &g->values, choice = *v;
+    choice.lengths = NULL;
+    if (v->limit == OPTION_NOT_GIVEN) {
+        v->limit = GATE_NEEDLES;
+        choice.limit = GATE_CHOICES;
+    }
     g->identity = eval_model_identity(&v->runner, err);
     if (!g->identity || !eval_engine_text(&v->runner, v->format, &g->engine, err) ||
         !eval_set_prepare(v, eval_task_find("needle"), g->engine.text.tokenizer, &g->needle, err) ||
-        !eval_set_prepare(v, eval_task_find("choice"), g->engine.text.tokenizer, &g->choice, err) ||
+        !eval_set_prepare(&choice, eval_task_find("choice"), g->engine.text.tokenizer, &g->choice, err) ||
         !eval_set_encode(&g->needle, &g->engine.text, err) || !eval_set_encode(&g->choice, &g->engine.text, err))
         return false;
     int64_t a = eval_set_context(&g->needle), b = eval_set_context(&g->choice);
@@ -184,13 +189,11 @@ static bool judge(const gate *g, error *err)
 bool eval_gate_run(const eval_values *v, error *err)
 {
     gate g = {.values = *v};
-    int64_t limit = v->limit == OPTION_NOT_GIVEN ? GATE_ITEMS : v->limit;
-    g.values.limit = limit;
     if (v->max_tokens == OPTION_NOT_GIVEN)
         g.values.max_tokens = GATE_MAX_TOKENS;
     bool ok = prepare(&g, err) && run_accuracy(&g, &g.needle, "needle", v->min_needle, err) &&
               run_accuracy(&g, &g.choice, "choice", v->min_choice, err) && run_drafts(&g, err);
-    g.values.limit = limit < GATE_WINDOWS ? limit : GATE_WINDOWS;
+    g.values.limit = v->limit == OPTION_NOT_GIVEN ? GATE_WINDOWS : v->limit;
     ok = ok && run_divergence(&g, err);
     if (ok) {
         bool pass = judge(&g, err);
