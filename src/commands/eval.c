@@ -37,13 +37,15 @@ static const option eval_options[] = {
     {.name = "importance-out", .type = OPTION_FILE, .metavar = "FILE", .offset = VALUE(importance),
      .help = "With ppl: collect the mean squares of the inputs of every matrix over the text into this safetensors file, for quantize "
              "--importance, instead of the perplexity."},
-    {.name = "shots", .type = OPTION_INT, .metavar = "N", .least = 0, .most = 64, .by_default = "0", .group = "Questions", .offset = VALUE(shots),
+    {.name = "shots", .type = OPTION_INT, .metavar = "N", .least = 0, .most = 64, .by_default = "0",
+     .group = "Questions", .offset = VALUE(shots),
      .help = "Worked examples before each question."},
     {.name = "shots-file", .type = OPTION_FILE, .metavar = "FILE", .group = "Questions", .offset = VALUE(shots_file),
      .unset = "the model's, or the first items", .help = "Where the examples come from: the first N items of this file."},
     {.name = "form", .type = OPTION_CHOICE, .choices = form_choices, .by_default = "auto", .group = "Questions", .offset = VALUE(form),
      .help = "Ask as a chat, or as plain text (Question: ... Answer:). auto is plain when there are examples."},
-    {.name = "method", .type = OPTION_CHOICE, .choices = method_choices, .by_default = "generate", .group = "Questions", .offset = VALUE(method),
+    {.name = "method", .type = OPTION_CHOICE, .choices = method_choices, .by_default = "generate",
+     .group = "Questions", .offset = VALUE(method),
      .help = "choice, gpqa: let the model write its answer, or take the letter that is likeliest behind \"Answer:\"."},
     {.name = "thinking", .type = OPTION_FLAG, .by_default = "on", .group = "Questions", .offset = VALUE(thinking),
      .help = "Ask for answers without reasoning."},
@@ -51,7 +53,8 @@ static const option eval_options[] = {
      .help = "How much to reason, where the template knows it."},
     {.name = "template", .type = OPTION_TEXT, .metavar = "NAME", .unset = "the model's own", .group = "Questions", .offset = VALUE(format),
      .help = "Use a chat template by name instead of the model's own."},
-    {.name = "seeds", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1000, .by_default = "1", .group = "Questions", .offset = VALUE(seeds),
+    {.name = "seeds", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1000, .by_default = "1",
+     .group = "Questions", .offset = VALUE(seeds),
      .help = "gpqa: ask each question with N orders of its choices."},
     {.name = "lengths", .type = OPTION_TEXT, .metavar = "N,N,...", .group = "Questions", .offset = VALUE(lengths),
      .help = "needle: make texts of these lengths in tokens instead of reading them."},
@@ -85,7 +88,8 @@ static const option eval_options[] = {
      .offset = VALUE(served_model), .help = "The model's name on the server."},
     {.name = "api-key-file", .type = OPTION_FILE, .metavar = "FILE", .unset = "DRAWBRIDGE_API_KEY, OPENAI_API_KEY", .group = "Server",
      .offset = VALUE(api_key_file), .help = "Read the server's key from the first line of this file."},
-    {.name = "batch", .letter = 'b', .type = OPTION_INT, .metavar = "N", .least = 1, .most = 4096, .by_default = "16", .group = "Computation",
+    {.name = "batch", .letter = 'b', .type = OPTION_INT, .metavar = "N", .least = 1, .most = 4096, .by_default = "16",
+     .group = "Computation",
      .offset = VALUE(batch), .help = "Questions in progress at the same time. The result does not depend on it."},
     RUNNER_ROWS(eval_values),
 };
@@ -102,7 +106,8 @@ static bool check_url(const eval_values *v, error *err)
         return true;
     for (size_t i = 0; i < COUNT_OF(local_only); i++)
         if (is_task(v, local_only[i]))
-            return error_set(err, ERROR_USAGE, "--task %s needs the model's logits, which a server does not give; run it without --url", local_only[i]);
+            return error_set(err, ERROR_USAGE, "--task %s needs the model's logits, which a server does not give; run it without --url",
+                             local_only[i]);
     if (v->method == EVAL_LOGPROB)
         return error_set(err, ERROR_USAGE, "--method logprob needs the model's logits, which a server does not give; run it without --url");
     if (v->against)
@@ -253,8 +258,8 @@ static const command_example eval_examples[] = {
 const command command_eval = {
     .name = "eval",
     .summary = "measure a model's accuracy, perplexity or divergence",
-    .description = "Asks a model the questions of a task and counts the right answers, or scores a text, and gives a 95 % interval with every "
-                   "figure. With --against two models answer the same items, and the verdict says whether their difference is more than "
+    .description = "Asks a model the questions of a task and counts the right answers, or scores a text, and gives a 95 % interval with "
+                   "every figure. With --against two models answer the same items, and the verdict says whether their difference is more than "
                    "noise.\n\n"
                    "Items come from the model's own eval folder or from --data. Answers are greedy unless --temperature is given, and the "
                    "same whatever --batch and --threads are. Ctrl-C keeps what is done when --out is given.\n\n"

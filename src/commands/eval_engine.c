@@ -26,7 +26,8 @@ bool eval_engine_start(const runner_values *v, int64_t context, int batch, eval_
     if (!runner_open_model(v, &e->runner, err) || !runner_start(v, context, RUNNER_CHUNK, &e->runner, err))
         return false;
     const model_config *c = &e->runner.model->config;
-    bulk_options options = {.max_sequences = batch, .max_context = (int)context, .eos = c->eos, .eos_count = c->eos_count, .stop = &interrupt_count};
+    bulk_options options = {
+        .max_sequences = batch, .max_context = (int)context, .eos = c->eos, .eos_count = c->eos_count, .stop = &interrupt_count};
     e->bulk = bulk_create(e->runner.forward, &options, err);
     e->runner.session->stop = &interrupt_count;
     e->model = (eval_model){e->runner.session, e->bulk, e->text.tokenizer, e->text.format, &interrupt_count};

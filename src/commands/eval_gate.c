@@ -153,7 +153,8 @@ static json_t *gate_json(const gate *g, bool pass)
                                                p->at_most ? "at_most" : "at_least", p->threshold, "outcome",
                                                p->outcome == GATE_FAIL ? "fail" : outcome_names[p->outcome], "note", p->note));
     }
-    return json_pack("{s:s, s:s, s:b, s:o}", "task", "gate", "model", eval_model_label(&g->values.runner), "pass", (int)pass, "parts", parts);
+    return json_pack("{s:s, s:s, s:b, s:o}", "task", "gate", "model", eval_model_label(&g->values.runner), "pass", (int)pass,
+                     "parts", parts);
 }
 
 static void gate_table(const gate *g, text *out)
@@ -166,8 +167,8 @@ static void gate_table(const gate *g, text *out)
             text_add_format(out, "%10s", "-");
         else
             text_add_format(out, "%10.4f", p->value);
-        text_add_format(out, " %s %9.4f  %s%s%s\n", p->at_most ? " <=" : " >=", p->threshold, outcome_names[p->outcome], p->note ? ": " : "",
-                        p->note ? p->note : "");
+        text_add_format(out, " %s %9.4f  %s%s%s\n", p->at_most ? " <=" : " >=", p->threshold, outcome_names[p->outcome],
+                        p->note ? ": " : "", p->note ? p->note : "");
     }
 }
 

@@ -31,7 +31,8 @@ typedef struct eval_engine {
 runner_values eval_other_model(const runner_values *v, const char *directory);
 
 bool eval_engine_text(const runner_values *v, const char *format_name, eval_engine *e, error *err); /* first: tokenizer, chat format */
-bool eval_engine_start(const runner_values *v, int64_t context, int batch, eval_engine *e, error *err); /* then: weights, `context` tokens */
+bool eval_engine_start(const runner_values *v, int64_t context, int batch, eval_engine *e,
+                       error *err); /* then: weights, `context` tokens */
 void eval_engine_close(eval_engine *e);
 
 /* {"directory", "config", "bytes"}: what is compared when a run goes on. */

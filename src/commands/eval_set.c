@@ -85,7 +85,8 @@ static bool read_items(const eval_values *v, const tokenizer *t, eval_set *s, er
     eval_paths paths = {0};
     bool first_are_shots = shots && s->shots.count == 0;
     bool ok = eval_paths_find(v, s->task->files, &paths, err) &&
-              eval_items_read(s->task, &s->settings, paths.list, paths.count, limit && first_are_shots ? limit + shots : limit, &s->items, err);
+              eval_items_read(s->task, &s->settings, paths.list, paths.count, limit && first_are_shots ? limit + shots : limit,
+                              &s->items, err);
     eval_paths_free(&paths);
     if (ok && first_are_shots) {
         if (s->items.count <= shots)
@@ -148,9 +149,10 @@ json_t *eval_set_options(const eval_values *v, const eval_set *s)
     static const char *const methods[] = {"generate", "logprob"};
     const eval_settings *o = &s->settings;
     return json_pack("{s:s, s:I, s:s, s:s, s:i, s:s, s:i, s:b, s:s?, s:s?, s:f, s:f, s:I, s:i}", "data", s->items.source, "items",
-                     (json_int_t)s->items.count, "form", eval_is_plain(s->task, o) ? "plain" : "chat", "method", methods[o->method], "shots",
-                     o->shots, "shots_data", s->shots.source, "max_tokens", o->max_tokens, "thinking", (int)o->thinking, "effort", o->effort,
-                     "template", v->format, "temperature", o->temperature, "top_p", o->top_p, "seed", (json_int_t)o->seed, "seeds", o->seeds);
+                     (json_int_t)s->items.count, "form", eval_is_plain(s->task, o) ? "plain" : "chat", "method",
+                     methods[o->method], "shots", o->shots, "shots_data", s->shots.source, "max_tokens", o->max_tokens,
+                     "thinking", (int)o->thinking, "effort", o->effort, "template", v->format, "temperature", o->temperature,
+                     "top_p", o->top_p, "seed", (json_int_t)o->seed, "seeds", o->seeds);
 }
 
 /* ---- asking ---- */
@@ -186,9 +188,10 @@ static json_t *make_record(const eval_set *s, size_t index, const eval_reply *r)
     text parsed = {0}, expected = {0};
     bool right = s->task->score(item->data, r, &parsed);
     s->task->expected(item->data, &expected);
-    json_t *record = json_pack("{s:s, s:s, s:o, s:o, s:o, s:b, s:I, s:I}", "id", item->id, "prompt", s->prompts[index].hash, "answer",
-                               clean_text(&r->content), "parsed", clean_text(&parsed), "expected", clean_text(&expected), "correct", (int)right,
-                               "prompt_tokens", (json_int_t)r->prompt_tokens, "tokens", (json_int_t)r->tokens);
+    json_t *record =
+        json_pack("{s:s, s:s, s:o, s:o, s:o, s:b, s:I, s:I}", "id", item->id, "prompt", s->prompts[index].hash, "answer",
+                  clean_text(&r->content), "parsed", clean_text(&parsed), "expected", clean_text(&expected), "correct",
+                  (int)right, "prompt_tokens", (json_int_t)r->prompt_tokens, "tokens", (json_int_t)r->tokens);
     if (record && item->group)
         json_object_set_new(record, "group", json_string(item->group));
     if (record && r->cut)
@@ -243,8 +246,9 @@ static bool finish(eval_result *r, bool ok, const error *trouble, json_t **docum
     bool saved = eval_result_save(r, &saving);
     *document = eval_result_document(r);
     if (!ok && err->code == ERROR_INTERRUPTED)
-        return error_set(err, ERROR_INTERRUPTED, "interrupted after %zu of %zu items%s%s%s", r->done, r->count, r->path && saved ? "; " : "",
-                         r->path && saved ? r->path : "", r->path && saved ? " keeps them, the same command goes on" : "");
+        return error_set(err, ERROR_INTERRUPTED, "interrupted after %zu of %zu items%s%s%s", r->done, r->count,
+                         r->path && saved ? "; " : "", r->path && saved ? r->path : "",
+                         r->path && saved ? " keeps them, the same command goes on" : "");
     if (ok && !saved)
         *err = saving;
     if (ok && saved && r->done < r->count)

@@ -107,8 +107,8 @@ static json_t *perplexity_record(text_run *r, size_t i, error *err)
     double nll = 0;
     if (!text_window_nll(&r->engine.model, r->windows.list[i], &nll, err))
         return NULL;
-    return json_pack("{s:s, s:s, s:i, s:f}", "id", r->windows.ids[i], "prompt", r->windows.hashes[i], "tokens", r->windows.list[i].count - 1, "nll",
-                     nll);
+    return json_pack("{s:s, s:s, s:i, s:f}", "id", r->windows.ids[i], "prompt", r->windows.hashes[i], "tokens",
+                     r->windows.list[i].count - 1, "nll", nll);
 }
 
 static json_t *divergence_record(text_run *r, size_t i, error *err)
@@ -120,8 +120,8 @@ static json_t *divergence_record(text_run *r, size_t i, error *err)
     if (text_window_divergence(&r->engine.model, &r->reference.model, r->windows.list[i], kl, &agree, err)) {
         for (int k = 0; k < positions; k++)
             json_array_append_new(values, json_real(kl[k]));
-        record = json_pack("{s:s, s:s, s:i, s:I, s:O}", "id", r->windows.ids[i], "prompt", r->windows.hashes[i], "tokens", positions, "agree",
-                           (json_int_t)agree, "kl", values);
+        record = json_pack("{s:s, s:s, s:i, s:I, s:O}", "id", r->windows.ids[i], "prompt", r->windows.hashes[i], "tokens",
+                           positions, "agree", (json_int_t)agree, "kl", values);
     }
     json_decref(values);
     free(kl);
@@ -193,7 +193,8 @@ bool eval_text_perplexity(const eval_values *v, const runner_values *tested, con
     text_run r = {0};
     bool ok = eval_engine_text(tested, v->format, &r.engine, err) && windows_read(v, r.engine.text.tokenizer, &r.windows, err) &&
               open_result(v, &r, "ppl", tested, NULL, out_path, err) &&
-              eval_engine_start(tested, r.windows.longest + 1, 1, &r.engine, err) && run_windows(&r, "ppl", perplexity_record, document, err);
+              eval_engine_start(tested, r.windows.longest + 1, 1, &r.engine, err) &&
+              run_windows(&r, "ppl", perplexity_record, document, err);
     text_run_free(&r);
     return ok;
 }

@@ -244,8 +244,8 @@ static bool add_gpqa_row(const csv_table *t, size_t row, const int columns[5], u
     }
     if (!question)
         error_set(err, ERROR_INPUT, "%s line %lld: Question is not valid UTF-8", path, (long long)r->line);
-    eval_item *item = add_item(out, json_pack("{s:o, s:o, s:i}", "question", question ? question : json_null(), "choices", choices, "answer",
-                                              answer));
+    eval_item *item = add_item(
+        out, json_pack("{s:o, s:o, s:i}", "question", question ? question : json_null(), "choices", choices, "answer", answer));
     item->id = formatted("%lld/%lld", (long long)row + 1, (long long)seed);
     item->group = formatted("seed %lld", (long long)seed, 0);
     return ok;
@@ -332,8 +332,8 @@ static void make_needle(const tokenizer *t, int tokens, int index, int count, ui
     text_add_format(&fact, "The access code of the %s is %s.", owner, code.data);
     text_add_format(&question, "What is the access code of the %s?", owner);
     make_context(t, tokens, count > 1 ? (double)index / (double)(count - 1) : 0.5, fact.data, seed, key, &context);
-    eval_item *item = add_item(out, json_pack("{s:s, s:s, s:s, s:i}", "context", context.data, "question", question.data, "answer", code.data,
-                                              "tokens", tokens));
+    eval_item *item = add_item(out, json_pack("{s:s, s:s, s:s, s:i}", "context", context.data, "question", question.data,
+                                              "answer", code.data, "tokens", tokens));
     item->id = formatted("%lld/%lld", tokens, index + 1);
     item->group = formatted("%lld tokens", tokens, 0);
     text_free(&fact);

@@ -12,7 +12,8 @@ static void encode(const tokenizer *t, const char *words, size_t count, token_li
     tokenizer_encode(t, words, count, false, out);
 }
 
-bool eval_question_make(const tokenizer *t, const chat_format *f, const eval_settings *s, const eval_prompt *p, eval_question *out, error *err)
+bool eval_question_make(const tokenizer *t, const chat_format *f, const eval_settings *s, const eval_prompt *p,
+                        eval_question *out, error *err)
 {
     out->tools = p->tools;
     out->plain = !p->messages;
@@ -121,8 +122,8 @@ static void request_done(void *context, bulk_request *requests, int index)
     j->done(j->context, j->which[index], &reply);
 }
 
-bool eval_answer_all(eval_model *m, const eval_settings *s, const eval_question *questions, const size_t *which, size_t count, eval_replied done,
-                     void *context, error *err)
+bool eval_answer_all(eval_model *m, const eval_settings *s, const eval_question *questions, const size_t *which, size_t count,
+                     eval_replied done, void *context, error *err)
 {
     bulk_request *requests = mem_alloc(count ? count : 1, sizeof *requests);
     for (size_t i = 0; i < count; i++) {
@@ -132,7 +133,8 @@ bool eval_answer_all(eval_model *m, const eval_settings *s, const eval_question 
         params.top_p = s->top_p;
         params.seed = s->seed + which[i];
         params.logprobs = -1;
-        requests[i] = (bulk_request){.prompt = prompt->ids, .prompt_count = (int)prompt->count, .max_tokens = s->max_tokens, .params = params};
+        requests[i] = (bulk_request){
+            .prompt = prompt->ids, .prompt_count = (int)prompt->count, .max_tokens = s->max_tokens, .params = params};
     }
     local_job job = {m, questions, which, done, context};
     bool ok = bulk_run(m->bulk, requests, (int)count, request_done, &job, err);
@@ -157,8 +159,9 @@ static bool letter_tokens(const tokenizer *t, int count, int32_t out[LETTERS], e
         out[i] = one ? ids.ids[0] : -1;
         token_list_free(&ids);
         if (!one)
-            return error_set(err, ERROR_INPUT, "--method logprob needs one token for \"%s\", which this tokenizer does not have; use --method generate",
-                             words);
+            return error_set(
+                err, ERROR_INPUT,
+                "--method logprob needs one token for \"%s\", which this tokenizer does not have; use --method generate", words);
     }
     return true;
 }
@@ -179,8 +182,8 @@ static bool choose(eval_model *m, const eval_question *q, int choices, eval_repl
     return true;
 }
 
-bool eval_choose_all(eval_model *m, const eval_question *questions, const int *choices, const size_t *which, size_t count, eval_replied done,
-                     void *context, error *err)
+bool eval_choose_all(eval_model *m, const eval_question *questions, const int *choices, const size_t *which, size_t count,
+                     eval_replied done, void *context, error *err)
 {
     for (size_t i = 0; i < count; i++) {
         eval_reply reply = {0};

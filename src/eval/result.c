@@ -68,7 +68,9 @@ static json_t *summarize_accuracy(const json_t *items)
     json_object_set_new(summary, "not_understood", json_integer(unparsed));
     json_object_set_new(summary, "tokens", json_integer(tokens));
     json_object_foreach(counts, name, pair) {
-        json_object_set_new(groups, name, accuracy_json(json_integer_value(json_array_get(pair, 0)), json_integer_value(json_array_get(pair, 1))));
+        json_object_set_new(
+            groups, name,
+            accuracy_json(json_integer_value(json_array_get(pair, 0)), json_integer_value(json_array_get(pair, 1))));
     }
     if (json_object_size(groups) > 1)
         json_object_set(summary, "groups", groups);
@@ -131,9 +133,10 @@ static json_t *summarize_divergence(const json_t *items)
         }
     }
     stats_interval kl = stats_bootstrap(sums, weights, count, STATS_RESAMPLES, BOOTSTRAP_SEED);
-    json_t *summary = json_pack("{s:I, s:I, s:f, s:[f, f], s:f, s:f, s:o}", "windows", (json_int_t)count, "positions", (json_int_t)positions,
-                                "mean_kl", mean, "interval", kl.low, kl.high, "p99_kl", stats_quantile(all, n, 0.99), "top1_agreement",
-                                (double)agree / positions, "top1_interval", interval_json(stats_wilson(agree, (int64_t)positions)));
+    json_t *summary =
+        json_pack("{s:I, s:I, s:f, s:[f, f], s:f, s:f, s:o}", "windows", (json_int_t)count, "positions", (json_int_t)positions,
+                  "mean_kl", mean, "interval", kl.low, kl.high, "p99_kl", stats_quantile(all, n, 0.99), "top1_agreement",
+                  (double)agree / positions, "top1_interval", interval_json(stats_wilson(agree, (int64_t)positions)));
     free(all);
     free(sums);
     free(weights);
@@ -201,7 +204,8 @@ json_t *eval_document_load(const char *path, error *err)
         ok = string_of(json_array_get(items, i), "id")[0] && string_of(json_array_get(items, i), "prompt")[0];
     if (ok)
         return document;
-    error_set(err, ERROR_INPUT, "%s is not a result of drawbridge eval (\"format\": \"" FORMAT_NAME "\" and items with id and prompt)", path);
+    error_set(err, ERROR_INPUT,
+              "%s is not a result of drawbridge eval (\"format\": \"" FORMAT_NAME "\" and items with id and prompt)", path);
     json_decref(document);
     return NULL;
 }
@@ -247,7 +251,8 @@ static bool resume(eval_result *r, const char *const *ids, const char *const *pr
     if (ok)
         json_array_foreach(json_object_get(saved, "items"), k, item) {
             int64_t i;
-            if (!map_get(&known, view_of(string_of(item, "id")), &i) || strcmp(prompts[i], string_of(item, "prompt")) != 0 || r->records[i]) {
+            if (!map_get(&known, view_of(string_of(item, "id")), &i) || strcmp(prompts[i], string_of(item, "prompt")) != 0 ||
+                r->records[i]) {
                 ok = error_set(err, ERROR_INPUT, "%s: item %s is not one of this run; remove the file to start anew", r->path,
                                string_of(item, "id"));
                 break;
@@ -266,8 +271,8 @@ bool eval_result_open(eval_result *r, const char *path, const char *task, const 
 {
     char hash[SHA256_TEXT_BYTES];
     hash_options(options, hash);
-    r->document = json_pack("{s:s, s:s, s:s, s:o, s:s}", "format", FORMAT_NAME, "task", task, "model", model, "options", options, "options_hash",
-                            hash);
+    r->document = json_pack("{s:s, s:s, s:s, s:o, s:s}", "format", FORMAT_NAME, "task", task, "model", model, "options", options,
+                            "options_hash", hash);
     if (!r->document)
         return error_set(err, ERROR_USAGE, "the model's name is not UTF-8");
     r->records = mem_alloc(count ? count : 1, sizeof *r->records);
@@ -334,8 +339,9 @@ void eval_document_print(const json_t *document, text *out)
         text_add_format(out, "top-1 agreement %.4f  95 %% interval %.4f .. %.4f, over %lld positions\n", at(s, "top1_agreement"),
                         end_at(s, "top1_interval", 0), end_at(s, "top1_interval", 1), (long long)at(s, "positions"));
     } else if (json_object_get(s, "perplexity")) {
-        text_add_format(out, "%s: perplexity %.5f  95 %% interval %.5f .. %.5f, over %lld tokens in %lld windows\n", task, at(s, "perplexity"),
-                        end_at(s, "interval", 0), end_at(s, "interval", 1), (long long)at(s, "tokens"), (long long)at(s, "windows"));
+        text_add_format(out, "%s: perplexity %.5f  95 %% interval %.5f .. %.5f, over %lld tokens in %lld windows\n", task,
+                        at(s, "perplexity"), end_at(s, "interval", 0), end_at(s, "interval", 1), (long long)at(s, "tokens"),
+                        (long long)at(s, "windows"));
     } else if (json_object_get(s, "accuracy")) {
         print_accuracy(task, s, out);
         json_object_foreach(json_object_get(s, "groups"), name, group) {
@@ -375,8 +381,10 @@ static bool pair_items(const json_t *baseline, const json_t *candidate, eval_pai
             continue;
         other = json_array_get(a, (size_t)k);
         if (strcmp(string_of(item, "prompt"), string_of(other, "prompt")) != 0)
-            ok = error_set(err, ERROR_INPUT, "item %s was asked differently in the two runs, so they cannot be compared; use the same data and options",
-                           string_of(item, "id"));
+            ok = error_set(
+                err, ERROR_INPUT,
+                "item %s was asked differently in the two runs, so they cannot be compared; use the same data and options",
+                string_of(item, "id"));
         out->baseline[out->count] = other;
         out->candidate[out->count++] = item;
     }
@@ -425,13 +433,13 @@ static void print_comparison(const char *task, const char *metric, const stats_c
     char p_text[24] = "-";
     if (!isnan(c->p))
         snprintf(p_text, sizeof p_text, "%.4f", c->p);
-    text_add_format(out, "%-24s %10s %10s %10s   %-24s %-8s %s\n", "", "baseline", "candidate", "delta", "95 % interval of delta", "McNemar",
-                    "verdict");
+    text_add_format(out, "%-24s %10s %10s %10s   %-24s %-8s %s\n", "", "baseline", "candidate", "delta", "95 % interval of delta",
+                    "McNemar", "verdict");
     text name = {0}, interval = {0};
     text_add_format(&name, "%s, %s", task, metric);
     text_add_format(&interval, "%+.5f .. %+.5f", c->interval.low, c->interval.high);
-    text_add_format(out, "%-24s %10.5f %10.5f %+10.5f   %-24s %-8s %s\n", name.data, c->baseline, c->candidate, c->delta, interval.data, p_text,
-                    stats_verdict_text(c->verdict));
+    text_add_format(out, "%-24s %10.5f %10.5f %+10.5f   %-24s %-8s %s\n", name.data, c->baseline, c->candidate, c->delta,
+                    interval.data, p_text, stats_verdict_text(c->verdict));
     if (p->left_out)
         text_add_format(out, "%zu items are in one of the runs only and were left out\n", p->left_out);
     text_free(&name);
@@ -450,11 +458,12 @@ bool eval_documents_compare(const json_t *baseline, const json_t *candidate, jso
         const char *metric = kl ? "mean_kl" : nll ? "nll" : "accuracy";
         stats_comparison c = kl ? compare_sums(&p, "kl") : nll ? compare_sums(&p, "nll") : compare_correct(&p);
         print_comparison(task, metric, &c, &p, out);
-        *comparison = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:[f, f], s:o, s:s}", "task", task, "metric", metric,
-                                "baseline_model", string_of(baseline, "model"), "candidate_model", string_of(candidate, "model"), "items",
-                                (json_int_t)p.count, "left_out", (json_int_t)p.left_out, "baseline", c.baseline, "candidate", c.candidate, "delta",
-                                c.delta, "interval", c.interval.low, c.interval.high, "mcnemar_p", isnan(c.p) ? json_null() : json_real(c.p),
-                                "verdict", stats_verdict_text(c.verdict));
+        *comparison =
+            json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:[f, f], s:o, s:s}", "task", task, "metric", metric,
+                      "baseline_model", string_of(baseline, "model"), "candidate_model", string_of(candidate, "model"), "items",
+                      (json_int_t)p.count, "left_out", (json_int_t)p.left_out, "baseline", c.baseline, "candidate", c.candidate,
+                      "delta", c.delta, "interval", c.interval.low, c.interval.high, "mcnemar_p",
+                      isnan(c.p) ? json_null() : json_real(c.p), "verdict", stats_verdict_text(c.verdict));
     }
     free(p.baseline);
     free(p.candidate);

@@ -202,17 +202,17 @@ static bool tools_score(const json_t *item, const eval_reply *r, text *parsed)
 /* ---- the table ---- */
 
 const eval_task eval_tasks[] = {
-    {.name = "gsm8k", .what = "word problems, exact match of the final number", .files = {"arith.jsonl"}, .examples = "arith_train.jsonl", .max_tokens = 512,
-     .read = gsm8k_read, .question = gsm8k_question, .score = gsm8k_score, .expected = gsm8k_expected},
+    {.name = "gsm8k", .what = "word problems, exact match of the final number", .files = {"arith.jsonl"}, .examples = "arith_train.jsonl",
+     .max_tokens = 512, .read = gsm8k_read, .question = gsm8k_question, .score = gsm8k_score, .expected = gsm8k_expected},
     {.name = "gpqa", .what = "multiple choice with shuffled choices", .files = {"gpqa.csv"}, .max_tokens = 4096, .read = gpqa_read,
      .question = gpqa_question, .score = choice_score, .expected = choice_expected},
-    {.name = "choice", .what = "multiple choice", .files = {"choice.jsonl"}, .examples = "choice_train.jsonl", .max_tokens = 512, .read = choice_read,
-     .question = choice_question, .score = choice_score, .expected = choice_expected},
-    {.name = "needle", .what = "finding a fact in a long text", 
+    {.name = "choice", .what = "multiple choice", .files = {"choice.jsonl"}, .examples = "choice_train.jsonl", .max_tokens = 512,
+     .read = choice_read, .question = choice_question, .score = choice_score, .expected = choice_expected},
+    {.name = "needle", .what = "finding a fact in a long text",
      .files = {"needle_500.jsonl", "needle_1000.jsonl", "needle_2000.jsonl", "needle_4000.jsonl"}, .max_tokens = 256, .read = needle_read,
      .question = needle_question, .score = needle_score, .expected = needle_expected},
-    {.name = "tools", .what = "tool calls, exact match of name and arguments", .files = {"tools.jsonl"}, .max_tokens = 512, .chat_only = true,
-     .read = tools_read, .messages = tools_messages, .score = tools_score, .expected = tools_expected},
+    {.name = "tools", .what = "tool calls, exact match of name and arguments", .files = {"tools.jsonl"}, .max_tokens = 512,
+     .chat_only = true, .read = tools_read, .messages = tools_messages, .score = tools_score, .expected = tools_expected},
 };
 const int eval_task_count = sizeof eval_tasks / sizeof *eval_tasks;
 
@@ -306,7 +306,8 @@ static void hash_prompt(eval_prompt *p)
     text_free(&all);
 }
 
-bool eval_prompt_make(const eval_task *t, const eval_settings *s, const eval_item *shots, const eval_item *item, eval_prompt *out, error *err)
+bool eval_prompt_make(const eval_task *t, const eval_settings *s, const eval_item *shots, const eval_item *item, eval_prompt *out,
+                      error *err)
 {
     bool plain = eval_is_plain(t, s);
     if (t->chat_only && (s->form == EVAL_FORM_PLAIN || s->shots > 0))

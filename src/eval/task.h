@@ -73,6 +73,7 @@ bool eval_items_read(const eval_task *t, const eval_settings *s, const char *con
 bool eval_is_plain(const eval_task *t, const eval_settings *s);
 
 /* shots: [settings->shots] examples. */
-bool eval_prompt_make(const eval_task *t, const eval_settings *s, const eval_item *shots, const eval_item *item, eval_prompt *out, error *err);
+bool eval_prompt_make(const eval_task *t, const eval_settings *s, const eval_item *shots, const eval_item *item, eval_prompt *out,
+                      error *err);
 
 #endif

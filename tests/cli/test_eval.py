@@ -118,8 +118,8 @@ class Eval(Case):
         text, out, taps = self.file("t.txt", TEXT[:200]), self.folder / "i.safetensors", self.folder / "taps.safetensors"
         ids = self.succeed("tokenize", "-f", text)
         self.succeed("eval", "--task", "ppl", "-d", text, "--importance-out", out)
-        self.succeed("logits", "--tokens", "-", "--out", taps, "--tap", "attention_norm:4", "--tap", "router_experts:4", "--tap", "mlp_norm:4",
-                     stdin=ids)
+        wanted = [a for name in ("attention_norm:4", "router_experts:4", "mlp_norm:4") for a in ("--tap", name)]
+        self.succeed("logits", "--tokens", "-", "--out", taps, *wanted, stdin=ids)
         i, t = read_safetensors(out), read_safetensors(taps)
         rows = t["mlp_norm.4"][1][0]
         norm, experts = floats(t["mlp_norm.4"][2]), list(struct.unpack(f"<{rows * 4}i", t["router_experts.4"][2]))
@@ -219,7 +219,8 @@ class Url(Case):
         self.assertEqual((path, q["model"], q["temperature"]), ("/v1/chat/completions", "adder", 0))
 
     def test_plain(self):
-        r = json.loads(self.succeed("eval", "--url", self.url, "--served-model", "other", "--task", "gsm8k", "-d", self.data, "--json", "--shots", 1))
+        r = json.loads(self.succeed("eval", "--url", self.url, "--served-model", "other", "--task", "gsm8k", "-d", self.data, "--json",
+                                    "--shots", 1))
         self.assertEqual([i["correct"] for i in r["items"]], [True, True, False])
         self.assertEqual({path for path, _ in self.server.seen}, {"/v1/completions"})
         self.assertEqual(self.server.seen[0][1]["model"], "other")

@@ -206,7 +206,8 @@ static void test_bootstrap(void **state)
     stats_interval b = stats_bootstrap(values, NULL, N, STATS_RESAMPLES, 7);
     assert_near(b.low, sum / N - 1.959964 * deviation, 0.3 * deviation);
     assert_near(b.high, sum / N + 1.959964 * deviation, 0.3 * deviation);
-    stats_interval again = stats_bootstrap(values, weights, N, STATS_RESAMPLES, 7), other = stats_bootstrap(values, NULL, N, STATS_RESAMPLES, 8);
+    stats_interval again = stats_bootstrap(values, weights, N, STATS_RESAMPLES, 7),
+                   other = stats_bootstrap(values, NULL, N, STATS_RESAMPLES, 8);
     assert_true(again.low == b.low && again.high == b.high);
     assert_true(other.low != b.low);
     double sums[] = {10, 20, 60}, tokens[] = {10, 20, 60};
@@ -387,8 +388,9 @@ static void test_prompts(void **state)
     s.form = EVAL_FORM_CHAT;
     assert_true(eval_prompt_make(t, &s, items.items, &items.items[1], &chat, &err));
     char *dump = json_dumps(chat.messages, JSON_COMPACT | JSON_SORT_KEYS);
-    assert_string_equal(dump, "[{\"content\":\"1 + 1?\",\"role\":\"user\"},{\"content\":\"It is 1 + 1 = 2.\\n#### 2\",\"role\":\"assistant\"},"
-                              "{\"content\":\"2 + 2?\",\"role\":\"user\"}]");
+    assert_string_equal(
+        dump, "[{\"content\":\"1 + 1?\",\"role\":\"user\"},{\"content\":\"It is 1 + 1 = 2.\\n#### 2\",\"role\":\"assistant\"},"
+              "{\"content\":\"2 + 2?\",\"role\":\"user\"}]");
     free(dump);
     assert_string_not_equal(plain.hash, chat.hash);
     eval_prompt_free(&plain);
@@ -452,7 +454,8 @@ static void test_scores(void **state)
     assert_false(scores("tools", call, "", "[{\"name\": \"g\", \"arguments\": {\"a\": 1, \"b\": [\"x\"]}}]"));
     assert_false(scores("tools", call, "", "[{\"name\": \"f\", \"arguments\": null}]"));
     assert_false(scores("tools", call, "", "[]"));
-    assert_false(scores("tools", call, "", "[{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": [\"x\"]}}, {\"name\": \"f\", \"arguments\": {}}]"));
+    assert_false(scores("tools", call, "",
+                        "[{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": [\"x\"]}}, {\"name\": \"f\", \"arguments\": {}}]"));
 }
 
 /* ---- results ---- */
@@ -468,8 +471,10 @@ static bool open_result(eval_result *r, const char *path, int limit, error *err)
 static void set_correct(eval_result *r, size_t i, bool right)
 {
     error err = {0};
-    assert_true(eval_result_set(r, i, json_pack("{s:s, s:s, s:b, s:s, s:s}", "id", ids[i], "prompt", prompts[i], "correct", (int)right, "parsed", "1",
-                                                "group", i ? "long" : "short"), &err));
+    assert_true(eval_result_set(r, i,
+                                json_pack("{s:s, s:s, s:b, s:s, s:s}", "id", ids[i], "prompt", prompts[i], "correct", (int)right,
+                                          "parsed", "1", "group", i ? "long" : "short"),
+                                &err));
 }
 
 static void test_resume(void **state)
@@ -530,7 +535,8 @@ static void test_compare(void **state)
     for (int which = 0; which < 2; which++) {
         text_add_text(&items[which], "[");
         for (int i = 0; i < 40; i++) /* the candidate loses items 0 .. 9 */
-            text_add_format(&items[which], "%s{\"id\": \"%d\", \"prompt\": \"p\", \"correct\": %s}", i ? "," : "", i, which && i < 10 ? "false" : "true");
+            text_add_format(&items[which], "%s{\"id\": \"%d\", \"prompt\": \"p\", \"correct\": %s}", i ? "," : "", i,
+                            which && i < 10 ? "false" : "true");
         text_add_text(&items[which], "]");
     }
     json_t *a = document("gsm8k", items[0].data), *b = document("gsm8k", items[1].data), *found = NULL;
@@ -568,8 +574,10 @@ static void test_compare(void **state)
 static void test_compare_texts(void **state)
 {
     (void)state;
-    json_t *a = document("ppl", "[{\"id\": \"1\", \"prompt\": \"p\", \"tokens\": 10, \"nll\": 20.0}, {\"id\": \"2\", \"prompt\": \"p\", \"tokens\": 30, \"nll\": 60.0}]");
-    json_t *b = document("ppl", "[{\"id\": \"1\", \"prompt\": \"p\", \"tokens\": 10, \"nll\": 10.0}, {\"id\": \"2\", \"prompt\": \"p\", \"tokens\": 30, \"nll\": 30.0}]");
+    json_t *a = document("ppl", "[{\"id\": \"1\", \"prompt\": \"p\", \"tokens\": 10, \"nll\": 20.0},"
+                                "{\"id\": \"2\", \"prompt\": \"p\", \"tokens\": 30, \"nll\": 60.0}]");
+    json_t *b = document("ppl", "[{\"id\": \"1\", \"prompt\": \"p\", \"tokens\": 10, \"nll\": 10.0},"
+                                "{\"id\": \"2\", \"prompt\": \"p\", \"tokens\": 30, \"nll\": 30.0}]");
     json_t *found = NULL;
     text table = {0};
     error err = {0};
