@@ -259,8 +259,8 @@ const command command_eval = {
     .name = "eval",
     .summary = "measure a model's accuracy, perplexity or divergence",
     .description = "Asks a model the questions of a task and counts the right answers, or scores a text, and gives a 95 % interval with "
-                   "every figure. With --against two models answer the same items, and the verdict says whether their difference is more than "
-                   "noise.\n\n"
+                   "every figure. With --against two models answer the same items, and the verdict says whether their "
+                   "difference is more than noise.\n\n"
                    "Items come from the model's own eval folder or from --data. Answers are greedy unless --temperature is given, and the "
                    "same whatever --batch and --threads are. Ctrl-C keeps what is done when --out is given.\n\n"
                    "The gate ends with exit code 1 and names the parts below their thresholds.",
