@@ -83,6 +83,7 @@ static void test_numbers(void **state)
     check_number("#### $18.00", "18");
     check_number("It is -3.", "-3");
     check_number("10-3", "3");
+    check_number("(4 + 6)-3", "3");
     check_number("x = -0.0", "0");
     check_number("007", "7");
     check_number("a list: 1,2,3", "3");
