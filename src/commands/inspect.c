@@ -19,7 +19,8 @@ static const option inspect_options[] = {
      .offset = offsetof(inspect_values, model), .help = "The same as MODEL."},
     {.name = "json", .type = OPTION_FLAG, .offset = offsetof(inspect_values, json), .help = "Print a JSON object."},
     {.name = "verify", .type = OPTION_FLAG, .offset = offsetof(inspect_values, verify),
-     .help = "Read every file and compare it with the checksums that quantize wrote (drawbridge-manifest.json). A damaged tensor is named."},
+     .help = "Read every file and compare it with the checksums that quantize wrote (drawbridge-manifest.json). A damaged tensor is "
+             "named."},
 };
 
 /* Checksums only: a damaged model need not open. */
@@ -29,7 +30,8 @@ static bool verify(const char *directory, bool json, error *err)
     if (!manifest_verify(directory, &s, err))
         return false;
     if (json)
-        output_json(json_pack("{s:b, s:i, s:i, s:I}", "verified", true, "files", s.files, "tensors", s.tensors, "bytes", (json_int_t)s.bytes));
+        output_json(json_pack("{s:b, s:i, s:i, s:I}", "verified", true, "files", s.files, "tensors", s.tensors, "bytes",
+                              (json_int_t)s.bytes));
     else
         printf("%s: %d files, %d tensors, %.3f GB: all as written\n", directory, s.files, s.tensors, (double)s.bytes / 1e9);
     return true;

@@ -30,8 +30,8 @@ static const option quantize_options_table[] = {
     {.name = "DST", .type = OPTION_DIRECTORY, .positional = true, .required = true, .offset = offsetof(quantize_values, destination),
      .help = "The directory to write: new, empty, or one that an interrupted run of the same command left, which is then finished."},
     {.name = "to", .type = OPTION_CHOICE, .choices = to_choices, .required = true, .offset = offsetof(quantize_values, to),
-     .help = "The format of quantized matrices. mxfp4 is laid out as AMD Quark exports it, fp8 (blocks of 128 x 128) as zai-org does, nvfp4 "
-             "as modelopt does; bf16 decodes everything."},
+     .help = "The format of quantized matrices. mxfp4 is laid out as AMD Quark exports it, fp8 (blocks of 128 x 128) as zai-org "
+             "does, nvfp4 as modelopt does; bf16 decodes everything."},
     {.name = "recipe", .type = OPTION_CHOICE, .choices = recipe_choices, .by_default = "default", .group = "What is quantized",
      .offset = offsetof(quantize_values, recipe),
      .help = "Which matrices are quantized. amd: routed and shared experts (the default for mxfp4). amd-attn-fp8: those and dense MLPs, "
@@ -45,8 +45,8 @@ static const option quantize_options_table[] = {
      .offset = offsetof(quantize_values, include), .help = "Quantize modules whose name matches, although the recipe does not say so."},
     {.name = "mtp", .type = OPTION_CHOICE, .choices = mtp_choices, .by_default = "default", .group = "What is quantized",
      .offset = offsetof(quantize_values, mtp),
-     .help = "The draft layer: keep it in bf16, or quantize it as the other layers. By default the recipe decides: amd, all and modelopt keep "
-             "it, amd-attn-fp8 and zai quantize it."},
+     .help = "The draft layer: keep it in bf16, or quantize it as the other layers. By default the recipe decides: amd, all and "
+             "modelopt keep it, amd-attn-fp8 and zai quantize it."},
     {.name = "scale-rule", .type = OPTION_CHOICE, .choices = rule_choices, .by_default = "even", .group = "Rounding",
      .offset = offsetof(quantize_values, rule),
      .help = "How mxfp4 chooses the scale of a block. even is AMD Quark's, floor that of the OCP specification, ceil never clips."},

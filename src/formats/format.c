@@ -107,8 +107,8 @@ static void fp8_block_decode_row(const matrix *m, int64_t row, int64_t first_col
     }
 }
 
-/* Values with one scale: a 128 x 128 block or what the matrix has of it, or a row. A block of zeros, or one so small that its scale would be zero, gets
- * scale 1. */
+/* Values with one scale: a 128 x 128 block or what the matrix has of it, or a row. Zeros alone, or values so small that the scale
+ * would be zero, get scale 1. */
 static void fp8_block_encode_one(const float *values, int64_t rows, int64_t cols, int64_t stride, uint8_t *codes, uint8_t *scale_out)
 {
     float amax = 0.0f;

@@ -22,8 +22,8 @@ static json_t *hash_json(uint64_t hash)
 
 json_t *manifest_new(uint64_t conversion, json_t *report)
 {
-    return json_pack("{s:s, s:s, s:o, s:o, s:{}, s:{}}", "format", manifest_format, "made_by", "drawbridge " DRAWBRIDGE_VERSION, "conversion",
-                     hash_json(conversion), "report", report, "files", "tensors");
+    return json_pack("{s:s, s:s, s:o, s:o, s:{}, s:{}}", "format", manifest_format, "made_by", "drawbridge " DRAWBRIDGE_VERSION,
+                     "conversion", hash_json(conversion), "report", report, "files", "tensors");
 }
 
 void manifest_add_file(json_t *m, const char *name, uint64_t bytes, uint64_t hash)

@@ -357,8 +357,9 @@ static void describe_class(const plan *p, matrix_class class, bool draft, text *
 void plan_describe(const plan *p, text *out)
 {
     const recipe *r = &p->recipe;
-    text_add_format(out, "to %s, recipe %s: %zu tensors, %.2f GB -> %.2f GB in %zu files\n", r->options.to == FORMAT_FP8_BLOCK ? "fp8" :
-                    format_of(r->options.to)->name, r->name, p->count, (double)p->source_bytes / 1e9, (double)p->bytes / 1e9, p->shard_count);
+    text_add_format(out, "to %s, recipe %s: %zu tensors, %.2f GB -> %.2f GB in %zu file%s\n",
+                    r->options.to == FORMAT_FP8_BLOCK ? "fp8" : format_of(r->options.to)->name, r->name, p->count,
+                    (double)p->source_bytes / 1e9, (double)p->bytes / 1e9, p->shard_count, p->shard_count == 1 ? "" : "s");
     if (!p->source->config.has_mtp)
         text_add_text(out, "draft layer (MTP): the source has none\n");
     else if (r->options.to != FORMAT_BF16)

@@ -207,7 +207,7 @@ static bool write_shards(quantize_job *j, stream *s, const char *destination, jo
 static bool convert(quantize_job *j, const char *destination, journal *log, error *err)
 {
     const quantize_options *o = &j->options;
-    stream_options so = {o->rule, o->search, j->importance, o->stop};
+    stream_options so = {o->rule, o->search, j->importance, o->scales_bytes, o->stop};
     pool *workers = pool_create(o->threads, err);
     if (!workers)
         return false;
@@ -298,8 +298,8 @@ static bool decide(quantize_job *j, const char *destination, uint64_t *valid_byt
     *wipe = j->options.force;
     if (j->options.force)
         return true;
-    journal_state journal = journal_read(destination, j->conversion, &j->plan, j->results, valid_bytes, err);
-    return journal != JOURNAL_ERROR && (journal != JOURNAL_OTHER || refuse_other(destination, false, err));
+    journal_state found = journal_read(destination, j->conversion, &j->plan, j->results, valid_bytes, err);
+    return found != JOURNAL_ERROR && (found != JOURNAL_OTHER || refuse_other(destination, false, err));
 }
 
 static uint64_t bytes_left(const quantize_job *j)

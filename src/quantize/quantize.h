@@ -11,6 +11,7 @@ typedef struct quantize_options {
     const char *importance;     /* file; NULL: none */
     uint64_t shard_bytes;       /* files are filled up to this */
     int threads;
+    uint64_t scales_bytes;      /* stream.h; 0: the default */
     bool force;                 /* start over when the directory holds another conversion */
     const volatile sig_atomic_t *stop;
 } quantize_options;

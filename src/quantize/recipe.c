@@ -81,9 +81,9 @@ static format_id format_wanted(const recipe *r, const char *module, matrix_class
     unsigned bit = 1u << c;
     const char *excluded = first_match(o->exclude, o->exclude_count, module);
     format_id own = r->row_classes & bit ? FORMAT_FP8_CHANNEL : o->to;
-    if (o->to == FORMAT_BF16) {
-        text_add_text(why, "--to bf16");
-    } else if (c >= CLASS_ROUTER) {
+    if (o->to == FORMAT_BF16)
+        return FORMAT_BF16;
+    if (c >= CLASS_ROUTER) {
         text_add_text(why, "never quantized");
     } else if (excluded) {
         text_add_format(why, "--exclude %s", excluded);

@@ -336,9 +336,9 @@ static piece *piece_add(stream_round *r, piece_kind kind, plan_entry *e, uint64_
     return p;
 }
 
-static bool two_passes(const plan_entry *e)
+static bool two_passes(const stream *s, const plan_entry *e)
 {
-    return scales_of(e, e->source.rows) > SCALES_BYTES;
+    return scales_of(e, e->source.rows) > s->options.scales_bytes;
 }
 
 static void next_entry(cursor *c)
@@ -357,9 +357,10 @@ static void add_scalars(const plan_entry *e, stream_round *r)
 }
 
 /* After the last row. */
-static void finish_encoded(cursor *c, const plan_entry *e, stream_round *r)
+static void finish_encoded(stream *s, const plan_entry *e, stream_round *r)
 {
-    if (two_passes(e) && c->pass == 0) {
+    cursor *c = &s->at;
+    if (two_passes(s, e) && c->pass == 0) {
         c->pass = 1;
         c->row = 0;
         return;
@@ -380,7 +381,7 @@ static bool add_encode(stream *s, stream_round *r, bool *full, error *err)
     *full = round_full(s, r, piece_bytes(e, rows));
     if (*full)
         return false;
-    bool one_pass = !two_passes(e);
+    bool one_pass = !two_passes(s, e);
     if (c->row == 0 && one_pass && scales_of(e, e->source.rows) > 0 && !c->scales) {
         c->scales = mem_try_alloc(scales_of(e, e->source.rows), 1);
         if (!c->scales)
@@ -398,7 +399,7 @@ static bool add_encode(stream *s, stream_round *r, bool *full, error *err)
     segment_add(r, c->pass == 0 ? p->data : p->scales, c->pass == 0 ? data : scales, false, NULL);
     c->row += rows;
     if (c->row == e->source.rows)
-        finish_encoded(c, e, r);
+        finish_encoded(s, e, r);
     return true;
 }
 
@@ -653,6 +654,7 @@ stream *stream_create(plan *p, const stream_options *o, pool *workers, progress 
 {
     stream *s = mem_alloc(1, sizeof *s);
     *s = (stream){.p = p, .options = *o, .workers = workers, .shown = shown, .capacity = ROUND_BYTES};
+    s->options.scales_bytes = o->scales_bytes ? o->scales_bytes : SCALES_BYTES;
     for (size_t i = 0; i < p->count; i++)
         if (p->entries[i].to && !p->entries[i].copied) {
             size_t need = piece_bytes(&p->entries[i], piece_rows(&p->entries[i]));

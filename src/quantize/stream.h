@@ -30,6 +30,7 @@ typedef struct stream_options {
     scale_rule rule;
     bool search;
     const checkpoint *importance; /* NULL: none; see docs/quantize.md */
+    uint64_t scales_bytes; /* scales of one matrix that are held in memory; 0: 64 MiB. Tests make it small */
     const volatile sig_atomic_t *stop; /* not zero: stop soon; NULL: never */
 } stream_options;
 
