@@ -53,7 +53,8 @@ static bool names_read(const char *directory, name_list *out, error *err)
         out->names[out->count++] = mem_copy(e->d_name, strlen(e->d_name));
     }
     closedir(d);
-    qsort(out->names, out->count, sizeof *out->names, compare_names);
+    if (out->count)
+        qsort(out->names, out->count, sizeof *out->names, compare_names);
     return true;
 }
 
