@@ -14,7 +14,6 @@
 typedef struct walker {
     plan *p;
     const model *m;
-    int64_t layer; /* -1: outside the layers */
     bool draft;
     text name, why;
     bool *include_hit, *exclude_hit; /* [include_count], [exclude_count]: a module matched */
@@ -308,7 +307,7 @@ bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, pla
 {
     *out = (plan){.source = source, .recipe = *r};
     const recipe_options *o = &r->options;
-    walker w = {.p = out, .m = source, .layer = -1};
+    walker w = {.p = out, .m = source};
     w.include_hit = mem_alloc(o->include_count + 1, sizeof *w.include_hit);
     w.exclude_hit = mem_alloc(o->exclude_count + 1, sizeof *w.exclude_hit);
     walk_model(&w);
@@ -337,14 +336,13 @@ void plan_free(plan *p)
 /* One line per class and format: how many matrices. */
 static void describe_class(const plan *p, matrix_class class, bool draft, text *out)
 {
-    int count[FORMAT_COUNT] = {0}, copied = 0;
+    int count[FORMAT_COUNT] = {0};
     const char *why = NULL;
     for (size_t i = 0; i < p->count; i++) {
         const plan_entry *e = &p->entries[i];
         if (!e->to || e->class != class || e->draft != draft)
             continue;
         count[e->to->id]++;
-        copied += e->copied;
         why = e->why && e->to->id == FORMAT_BF16 ? e->why : why;
     }
     for (int f = 0; f < FORMAT_COUNT; f++)
