@@ -36,7 +36,7 @@ static const quantize_options plain_options = {.recipe = {.to = FORMAT_MXFP4}, .
 static void convert(const char *original, const quantize_options *o)
 {
     error err = {0};
-    bool already;
+    bool already = true;
     quantize_job *j = quantize_open(original, o, &err);
     if (!j || !quantize_run(j, folder, &already, &err))
         fail_msg("%s", err.text);
@@ -73,7 +73,7 @@ static void check_matrix(const matrix *original, const matrix *result, const cha
     assert_int_equal(rows, result->rows);
     assert_int_equal(cols, result->cols);
     float *values = mem_alloc((size_t)(rows * cols), sizeof *values);
-    uint64_t data, scales;
+    uint64_t data = 0, scales = 0;
     assert_true(format_data_bytes(result->format, rows, cols, &data) && format_scale_bytes(result->format, rows, cols, &scales));
     uint8_t *codes = mem_alloc(data, 1), *blocks = mem_alloc(scales + 1, 1);
     for (int64_t r = 0; r < rows; r++)
