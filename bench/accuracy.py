@@ -71,13 +71,14 @@ def divergence(a, name, folder):
 def accuracy(a, name, folder, task):
     words, arguments, files, items, quick = task
     out = os.path.join(a.work, f"{file_name(name)}.{file_name(words)}.json")
-    run([a.binary, "eval", folder, *(x.format(data=a.data) for x in arguments), "--limit", str(quick if a.quick else items), "--out", out, "-q"] +
-        [x for f in files for x in ("--data", f"{a.data}/{f}.jsonl")])
+    run([a.binary, "eval", folder, *(x.format(data=a.data) for x in arguments), "--limit", str(quick if a.quick else items),
+         "--out", out, "-q"] + [x for f in files for x in ("--data", f"{a.data}/{f}.jsonl")])
     return out, json.load(open(out))["summary"]
 
 
 def print_divergence(rows, sizes):
-    print("| recipe | bytes | relative error of what was quantized | mean KL (95 % interval) | 99th percentile | top-1 agreement |\n|---|---|---|---|---|---|")
+    print("| recipe | bytes | relative error of what was quantized | mean KL (95 % interval) | 99th percentile | top-1 agreement |\n"
+          "|---|---|---|---|---|---|")
     for name, s in rows:
         size, error = sizes[name]
         print(f"| {name} | {size / 1e6:.1f} MB | {error} | {s['mean_kl']:.6f} ({s['interval'][0]:.6f} .. {s['interval'][1]:.6f}) | "
@@ -88,7 +89,8 @@ def print_accuracy(results, a):
     names = [n for n, _ in results]
     print("\n| task | items | " + " | ".join(names) + " |\n|---|---|" + "---|" * len(names))
     for words, *_ in TASKS:
-        cells = [f"{100 * r[words][1]['accuracy']:.1f} % ({100 * r[words][1]['interval'][0]:.1f} .. {100 * r[words][1]['interval'][1]:.1f})" for _, r in results]
+        summaries = [r[words][1] for _, r in results]
+        cells = ["{:.1f} % ({:.1f} .. {:.1f})".format(*(100 * x for x in (s["accuracy"], *s["interval"]))) for s in summaries]
         print(f"| {words} | {results[0][1][words][1]['items']} | " + " | ".join(cells) + " |")
     baseline = dict(results)["fp8"]
     print("\nAgainst fp8, item by item:\n\n```")

@@ -49,6 +49,9 @@ static bool check_values(const logits_values *v, error *err)
     return true;
 }
 
+/* Rows of logits held at a time: enough to share the decoding of lm_head, few enough for large vocabularies. */
+enum { LOGIT_ROWS = 32 };
+
 static bool read_ids(const logits_values *v, int64_t vocab, token_list *out, error *err)
 {
     text bytes = {0};
@@ -66,7 +69,10 @@ static bool prepare(const logits_values *v, logits_job *j, error *err)
     if (v->one_by_one)
         how.chunk = 1;
     if (!runner_open_model(&how, &j->runner, err) || !read_ids(v, j->runner.model->config.vocab_size, &j->ids, err) ||
-        !runner_start(&how, (int64_t)j->ids.count, RUNNER_CHUNK, &j->runner, err))
+        !runner_start(&how, (int64_t)j->ids.count, LOGIT_ROWS, &j->runner, err))
+        return false;
+    j->writer = safetensors_writer_open(v->out, err); /* now: a name that cannot be written is said before the work */
+    if (!j->writer)
         return false;
     j->taps = tap_file_create(&v->taps, &j->runner.model->config, (int)j->ids.count, err);
     if (!j->taps)
@@ -78,11 +84,11 @@ static bool prepare(const logits_values *v, logits_job *j, error *err)
     return true;
 }
 
-static bool open_file(const logits_values *v, logits_job *j, error *err)
+/* What the file holds is known after the first step: the taps that came have given their shapes. */
+static bool declare_tensors(logits_job *j, error *err)
 {
     int64_t shape[2] = {(int64_t)j->ids.count, j->runner.model->config.vocab_size};
-    j->writer = safetensors_writer_open(v->out, err);
-    return j->writer && safetensors_writer_declare(j->writer, "logits", DTYPE_F32, 2, shape, err) &&
+    return safetensors_writer_declare(j->writer, "logits", DTYPE_F32, 2, shape, err) &&
            tap_file_declare(j->taps, j->writer, err);
 }
 
@@ -99,7 +105,7 @@ static bool write_step(logits_job *j, int rows, error *err)
     return true;
 }
 
-static bool compute(const logits_values *v, logits_job *j, error *err)
+static bool compute(logits_job *j, error *err)
 {
     int count = (int)j->ids.count;
     progress *p = progress_start("logits", "tokens", count);
@@ -108,7 +114,7 @@ static bool compute(const logits_values *v, logits_job *j, error *err)
         int n = count - done < j->runner.chunk ? count - done : j->runner.chunk;
         if (interrupt_count)
             ok = error_set(err, ERROR_INTERRUPTED, "interrupted after %d of %d tokens; nothing was written", done, count);
-        ok = ok && session_feed(j->runner.session, j->ids.ids + done, n, err) && (j->writer || open_file(v, j, err)) &&
+        ok = ok && session_feed(j->runner.session, j->ids.ids + done, n, err) && (done > 0 || declare_tensors(j, err)) &&
              write_step(j, n, err);
         done += n;
         progress_update(p, done);
@@ -124,7 +130,7 @@ static bool logits_run(const program *p, const void *values, error *err)
     logits_job j = {0};
     uint64_t started_us = clock_now_us();
     interrupt_catch();
-    bool ok = check_values(v, err) && prepare(v, &j, err) && compute(v, &j, err);
+    bool ok = check_values(v, err) && prepare(v, &j, err) && compute(&j, err);
     if (ok) {
         safetensors_writer *w = j.writer;
         j.writer = NULL;

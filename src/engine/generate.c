@@ -46,10 +46,14 @@ void generator_free(generator *g)
 static bool read_defaults(json_source s, sampler_params *p, error *err)
 {
     int64_t top_k = p->top_k;
-    bool ok = json_get_number_or(s, "temperature", 0, 100, &p->temperature, err) && json_get_number_or(s, "top_p", 0, 1, &p->top_p, err) &&
+    bool sample = true;
+    bool ok = json_get_bool_or(s, "do_sample", &sample, err) &&
+              json_get_number_or(s, "temperature", 0, 100, &p->temperature, err) && json_get_number_or(s, "top_p", 0, 1, &p->top_p, err) &&
               json_get_number_or(s, "min_p", 0, 1, &p->min_p, err) && json_get_int_or(s, "top_k", -1, INT32_MAX, &top_k, err) &&
               json_get_number_or(s, "repetition_penalty", 0, 10, &p->repetition_penalty, err);
     p->top_k = (int)top_k;
+    if (!sample)
+        p->temperature = 0;
     return ok;
 }
 

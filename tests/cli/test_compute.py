@@ -160,6 +160,15 @@ class Run(Case):
         repeated = json.loads(self.succeed("run", "--json", "-p", SUM, "-n", "8", "--seed", again["seed"]))
         self.assertEqual(again["ids"], repeated["ids"])
 
+    def test_generation_config_can_ask_for_greedy(self):
+        for path in NANO.iterdir():
+            if path.name != "generation_config.json":
+                (self.folder / path.name).symlink_to(path)
+        self.file("generation_config.json", '{"do_sample": false, "temperature": 1.5}')
+        answers = [json.loads(self.succeed("run", self.folder, "--json", "-p", "Tell me a story.", "-n", "8", "--seed", s))["ids"]
+                   for s in ("1", "2")]
+        self.assertEqual(answers[0], answers[1])
+
     def test_limits(self):
         o = json.loads(self.succeed("run", "--json", "-p", SUM, "-n", "3"))
         self.assertEqual((o["finish_reason"], o["completion_tokens"]), ("length", 3))
