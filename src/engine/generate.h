@@ -26,8 +26,8 @@ bool generator_next(generator *g, sampler_result *out, error *err);
 
 void generator_free(generator *g);
 
-/* What generation_config.json of a model directory says about sampling (do_sample false: greedy; temperature, top_p, top_k, min_p, repetition_penalty); other fields
- * of p stay as they are. No file: nothing changes. */
+/* What generation_config.json of a model directory says about sampling (do_sample false: greedy; temperature, top_p, top_k, min_p,
+ * repetition_penalty); other fields of p stay as they are. No file: nothing changes. */
 bool generation_defaults(const char *directory, sampler_params *p, error *err);
 
 #endif

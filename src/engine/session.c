@@ -42,8 +42,8 @@ static bool reserve(session *s, int count, error *err)
 {
     bool may_grow = s->max_tokens < s->forward->model->config.max_positions;
     if (count > s->max_tokens)
-        return error_set(err, ERROR_FIT, "the sequence would have %d tokens, the context has room for %d; shorten it%s", count, s->max_tokens,
-                         may_grow ? " or raise --context" : " (the model allows no more)");
+        return error_set(err, ERROR_FIT, "the sequence would have %d tokens, the context has room for %d; shorten it%s", count,
+                         s->max_tokens, may_grow ? " or raise --context" : " (the model allows no more)");
     while (s->page_count * KV_PAGE_TOKENS < count) {
         if (!kv_pages_take(s->pages, &s->page_table[s->page_count]))
             return error_set(err, ERROR_FIT, "the KV cache is full at %d tokens; raise --context", s->page_count * KV_PAGE_TOKENS);
