@@ -109,8 +109,8 @@ static json_t *summarize_perplexity(const json_t *items)
     sums_of(items, "nll", sums, weights);
     double tokens = total(weights, count), nll = total(sums, count) / tokens;
     stats_interval i = stats_bootstrap(sums, weights, count, STATS_RESAMPLES, BOOTSTRAP_SEED);
-    json_t *summary = json_pack("{s:I, s:I, s:f, s:f, s:[f, f]}", "windows", (json_int_t)count, "tokens", (json_int_t)tokens, "nll", nll,
-                                "perplexity", exp(nll), "interval", exp(i.low), exp(i.high));
+    json_t *summary = json_pack("{s:I, s:I, s:f, s:f, s:o}", "windows", (json_int_t)count, "tokens", (json_int_t)tokens, "nll", nll,
+                                "perplexity", exp(nll), "interval", interval_json((stats_interval){exp(i.low), exp(i.high)}));
     free(sums);
     free(weights);
     return summary;
@@ -134,8 +134,8 @@ static json_t *summarize_divergence(const json_t *items)
     }
     stats_interval kl = stats_bootstrap(sums, weights, count, STATS_RESAMPLES, BOOTSTRAP_SEED);
     json_t *summary =
-        json_pack("{s:I, s:I, s:f, s:[f, f], s:f, s:f, s:o}", "windows", (json_int_t)count, "positions", (json_int_t)positions,
-                  "mean_kl", mean, "interval", kl.low, kl.high, "p99_kl", stats_quantile(all, n, 0.99), "top1_agreement",
+        json_pack("{s:I, s:I, s:f, s:o, s:f, s:f, s:o}", "windows", (json_int_t)count, "positions", (json_int_t)positions,
+                  "mean_kl", mean, "interval", interval_json(kl), "p99_kl", stats_quantile(all, n, 0.99), "top1_agreement",
                   (double)agree / positions, "top1_interval", interval_json(stats_wilson(agree, (int64_t)positions)));
     free(all);
     free(sums);
@@ -322,6 +322,14 @@ static double end_at(const json_t *summary, const char *key, size_t end)
     return json_number_value(json_array_get(json_object_get(summary, key), end));
 }
 
+static void print_interval(const json_t *summary, int digits, text *out)
+{
+    if (json_is_array(json_object_get(summary, "interval")))
+        text_add_format(out, "95 %% interval %.*f .. %.*f", digits, end_at(summary, "interval", 0), digits, end_at(summary, "interval", 1));
+    else
+        text_add_text(out, "(one window: no interval)");
+}
+
 static void print_accuracy(const char *name, const json_t *s, text *out)
 {
     text_add_format(out, "%-18s %6.2f %%  (%lld of %lld)   95 %% interval %.2f .. %.2f %%\n", name, 100 * at(s, "accuracy"),
@@ -334,14 +342,15 @@ void eval_document_print(const json_t *document, text *out)
     const char *name, *task = string_of(document, "task");
     json_t *group;
     if (json_object_get(s, "mean_kl")) {
-        text_add_format(out, "%s: mean KL %.6f  95 %% interval %.6f .. %.6f, 99th percentile %.6f\n", task, at(s, "mean_kl"),
-                        end_at(s, "interval", 0), end_at(s, "interval", 1), at(s, "p99_kl"));
+        text_add_format(out, "%s: mean KL %.6f  ", task, at(s, "mean_kl"));
+        print_interval(s, 6, out);
+        text_add_format(out, ", 99th percentile %.6f\n", at(s, "p99_kl"));
         text_add_format(out, "top-1 agreement %.4f  95 %% interval %.4f .. %.4f, over %lld positions\n", at(s, "top1_agreement"),
                         end_at(s, "top1_interval", 0), end_at(s, "top1_interval", 1), (long long)at(s, "positions"));
     } else if (json_object_get(s, "perplexity")) {
-        text_add_format(out, "%s: perplexity %.5f  95 %% interval %.5f .. %.5f, over %lld tokens in %lld windows\n", task,
-                        at(s, "perplexity"), end_at(s, "interval", 0), end_at(s, "interval", 1), (long long)at(s, "tokens"),
-                        (long long)at(s, "windows"));
+        text_add_format(out, "%s: perplexity %.5f  ", task, at(s, "perplexity"));
+        print_interval(s, 5, out);
+        text_add_format(out, ", over %lld tokens in %lld windows\n", (long long)at(s, "tokens"), (long long)at(s, "windows"));
     } else if (json_object_get(s, "accuracy")) {
         print_accuracy(task, s, out);
         json_object_foreach(json_object_get(s, "groups"), name, group) {
@@ -437,7 +446,10 @@ static void print_comparison(const char *task, const char *metric, const stats_c
                     "McNemar", "verdict");
     text name = {0}, interval = {0};
     text_add_format(&name, "%s, %s", task, metric);
-    text_add_format(&interval, "%+.5f .. %+.5f", c->interval.low, c->interval.high);
+    if (isnan(c->interval.low))
+        text_add_text(&interval, "-");
+    else
+        text_add_format(&interval, "%+.5f .. %+.5f", c->interval.low, c->interval.high);
     text_add_format(out, "%-24s %10.5f %10.5f %+10.5f   %-24s %-8s %s\n", name.data, c->baseline, c->candidate, c->delta,
                     interval.data, p_text, stats_verdict_text(c->verdict));
     if (p->left_out)
@@ -459,10 +471,10 @@ bool eval_documents_compare(const json_t *baseline, const json_t *candidate, jso
         stats_comparison c = kl ? compare_sums(&p, "kl") : nll ? compare_sums(&p, "nll") : compare_correct(&p);
         print_comparison(task, metric, &c, &p, out);
         *comparison =
-            json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:[f, f], s:o, s:s}", "task", task, "metric", metric,
+            json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:o, s:o, s:s}", "task", task, "metric", metric,
                       "baseline_model", string_of(baseline, "model"), "candidate_model", string_of(candidate, "model"), "items",
                       (json_int_t)p.count, "left_out", (json_int_t)p.left_out, "baseline", c.baseline, "candidate", c.candidate,
-                      "delta", c.delta, "interval", c.interval.low, c.interval.high, "mcnemar_p",
+                      "delta", c.delta, "interval", interval_json(c.interval), "mcnemar_p",
                       isnan(c.p) ? json_null() : json_real(c.p), "verdict", stats_verdict_text(c.verdict));
     }
     free(p.baseline);

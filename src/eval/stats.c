@@ -73,7 +73,7 @@ static double resample(const double *sums, const double *weights, size_t count, 
 
 stats_interval stats_bootstrap(const double *sums, const double *weights, size_t count, int resamples, uint64_t seed)
 {
-    if (count == 0 || resamples < 1)
+    if (count < 2 || resamples < 1)
         return (stats_interval){NAN, NAN};
     double *means = mem_alloc((size_t)resamples, sizeof *means);
     for (int r = 0; r < resamples; r++)
@@ -97,7 +97,7 @@ double stats_mcnemar(int64_t only_first, int64_t only_second)
 
 const char *stats_verdict_text(stats_verdict v)
 {
-    static const char *const texts[] = {"no difference within noise", "better", "worse"};
+    static const char *const texts[] = {"no difference within noise", "better", "worse", "too few to tell"};
     return texts[v];
 }
 
@@ -121,7 +121,7 @@ stats_comparison stats_compare_means(const double *baseline, const double *candi
     }
     stats_comparison c = {.baseline = first / weight, .candidate = second / weight, .delta = (second - first) / weight, .p = NAN};
     c.interval = stats_bootstrap(deltas, weights, count, STATS_RESAMPLES, seed);
-    c.verdict = judge(&c, lower_is_better);
+    c.verdict = count < STATS_FEWEST ? STATS_TOO_FEW : judge(&c, lower_is_better);
     free(deltas);
     return c;
 }

@@ -235,9 +235,12 @@ static void test_verdicts(void **state)
     for (int i = 0; i < N; i++)
         b[i] = i < 5 ? !a[i] : a[i];
     assert_int_equal(stats_compare_correct(a, b, N, 1).verdict, STATS_NO_DIFFERENCE);
-    double x[] = {1, 2, 3, 4}, y[] = {2, 3.1, 4, 5.2};
-    assert_int_equal(stats_compare_means(x, y, NULL, 4, true, 1).verdict, STATS_WORSE);
-    assert_int_equal(stats_compare_means(x, y, NULL, 4, false, 1).verdict, STATS_BETTER);
+    double x[] = {1, 2, 3, 4, 5, 6}, y[] = {2, 3.1, 4, 5.2, 6, 7.3};
+    assert_int_equal(stats_compare_means(x, y, NULL, STATS_FEWEST, true, 1).verdict, STATS_WORSE);
+    assert_int_equal(stats_compare_means(x, y, NULL, STATS_FEWEST, false, 1).verdict, STATS_BETTER);
+    assert_int_equal(stats_compare_means(x, y, NULL, STATS_FEWEST - 1, true, 1).verdict, STATS_TOO_FEW);
+    c = stats_compare_means(x, y, NULL, 1, true, 1);
+    assert_true(isnan(c.interval.low) && isnan(c.interval.high) && c.verdict == STATS_TOO_FEW);
 }
 
 /* KL((1/2, 1/2) || (1/4, 3/4)) = ln(2) - ln(3)/2 = ln(2 / sqrt(3)); logits shifted by a constant and padding do not matter. */
@@ -584,10 +587,16 @@ static void test_compare_texts(void **state)
     error err = {0};
     assert_true(eval_documents_compare(a, b, &found, &table, &err));
     assert_near(json_number_value(json_object_get(found, "delta")), -1, 1e-12);
-    assert_contains(table.data, "better");
+    assert_contains(table.data, "too few to tell");
     json_decref(found);
     json_decref(a);
     json_decref(b);
+    a = document("ppl", "[{\"id\": \"1\", \"prompt\": \"p\", \"tokens\": 10, \"nll\": 20.0}]");
+    text_clear(&table);
+    assert_true(eval_documents_compare(a, a, &found, &table, &err));
+    assert_true(json_is_null(json_object_get(found, "interval")));
+    json_decref(found);
+    json_decref(a);
     text_free(&table);
 }
 
