@@ -1,5 +1,7 @@
 /* Opening models and finding data for the eval command. */
+#include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -59,16 +61,37 @@ static bool hash_file(const char *directory, const char *name, char out[SHA256_T
     return ok;
 }
 
+/* Names, sizes and times of the files of weights: reading them all would take as long as a short evaluation. */
+static bool hash_weights(const char *directory, const checkpoint *c, char out[SHA256_TEXT_BYTES], error *err)
+{
+    text path = {0}, words = {0};
+    bool ok = true;
+    for (int i = 0; i < checkpoint_shards(c) && ok; i++) {
+        struct stat s;
+        path_join(&path, directory, checkpoint_shard_name(c, i));
+        ok = stat(path.data, &s) == 0 || error_set_errno(err, ERROR_INPUT, "cannot read %s", path.data);
+        if (ok)
+            text_add_format(&words, "%s %lld %lld.%09ld\n", checkpoint_shard_name(c, i), (long long)s.st_size,
+                            (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
+    }
+    if (ok)
+        sha256_hex(words.data, words.length, out);
+    text_free(&path);
+    text_free(&words);
+    return ok;
+}
+
 json_t *eval_model_identity(const runner_values *v, error *err)
 {
     text directory = {0};
-    char config[SHA256_TEXT_BYTES];
+    char config[SHA256_TEXT_BYTES], weights[SHA256_TEXT_BYTES];
     json_t *identity = NULL;
     if (model_path_resolve(runner_model_name(v), "config.json", &directory, err) && hash_file(directory.data, "config.json", config, err)) {
         checkpoint *c = checkpoint_open(directory.data, err);
-        if (c)
-            identity = json_pack("{s:s, s:s, s:I, s:s, s:b}", "name", eval_model_label(v), "config", config, "bytes",
-                                 (json_int_t)checkpoint_bytes(c), "kv_dtype", runner_kv_choices[v->kv], "exact", (int)v->exact);
+        if (c && hash_weights(directory.data, c, weights, err))
+            identity = json_pack("{s:s, s:s, s:s, s:I, s:s, s:b, s:o}", "name", eval_model_label(v), "config", config, "weights", weights,
+                                 "bytes", (json_int_t)checkpoint_bytes(c), "kv_dtype", runner_kv_choices[v->kv], "exact", (int)v->exact,
+                                 "latent_eps", isnan(v->latent_eps) ? json_null() : json_real(v->latent_eps));
         checkpoint_close(c);
     }
     text_free(&directory);

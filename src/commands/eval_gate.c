@@ -75,7 +75,8 @@ static bool run_divergence(gate *g, error *err)
 {
     const eval_values *v = &g->values;
     if (!v->against) {
-        add_part(g, (gate_part){.name = "kl", .measure = "mean", .threshold = v->max_kl, .outcome = GATE_SKIPPED, .note = "no --against"});
+        add_part(g, (gate_part){.name = "kl", .measure = "mean", .threshold = v->max_kl, .at_most = true, .outcome = GATE_SKIPPED,
+                                .note = "no --against"});
         return true;
     }
     json_t *document = NULL;
@@ -149,7 +150,7 @@ static json_t *gate_json(const gate *g, bool pass)
     for (int i = 0; i < g->count; i++) {
         const gate_part *p = &g->parts[i];
         json_array_append_new(parts, json_pack("{s:s, s:s, s:o, s:f, s:s, s:s*}", "part", p->name, "measure", p->measure, "value",
-                                               p->outcome == GATE_SKIPPED ? json_null() : json_real(p->value),
+                                               p->outcome == GATE_SKIPPED || !isfinite(p->value) ? json_null() : json_real(p->value),
                                                p->at_most ? "at_most" : "at_least", p->threshold, "outcome",
                                                p->outcome == GATE_FAIL ? "fail" : outcome_names[p->outcome], "note", p->note));
     }

@@ -279,7 +279,9 @@ bool eval_result_open(eval_result *r, const char *path, const char *task, const 
     r->count = count;
     r->path = path ? mem_copy(path, strlen(path)) : NULL;
     r->saved_us = clock_now_us();
-    return !path || !file_exists(path) || resume(r, ids, prompts, err);
+    if (path && file_exists(path))
+        return resume(r, ids, prompts, err);
+    return eval_result_save(r, err); /* a place that cannot be written to is found now, not after the work */
 }
 
 void eval_result_free(eval_result *r)

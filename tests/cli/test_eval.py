@@ -2,6 +2,7 @@
 import http.server
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -69,12 +70,30 @@ class Eval(Case):
         out.write_text("{")
         self.refuse(3, "r.json", *arguments)
 
+    def test_going_on_with_other_weights(self):
+        """The same folder, config.json and sizes, but files written anew; and another eps. Both give other answers."""
+        copy, out = self.folder / "copy", self.folder / "r.json"
+        shutil.copytree(NANO, copy, ignore=shutil.ignore_patterns("eval"))
+        arguments = ["eval", copy, "--task", "ppl", "-d", self.file("t.txt", TEXT), "-o", out]
+        self.succeed(*arguments)
+        self.succeed(*arguments)
+        self.refuse(3, "another run (model differs)", *arguments, "--latent-eps", "1e-3")
+        weights = copy / "model-00002-of-00003.safetensors"
+        os.utime(weights, (1, 1))
+        self.refuse(3, "another run (model differs)", *arguments)
+
+    def test_result_cannot_be_written(self):
+        """Said before the work: there is no answer yet."""
+        done = run("eval", "--task", "gsm8k", "-d", self.file("sums.jsonl", lines(SUMS)), "-n", 4, "-o", self.folder / "nowhere" / "r.json")
+        self.assertEqual((done.returncode, done.stdout), (1, b""))
+        self.assertIn(b"cannot create", done.stderr)
+
     def test_interrupt(self):
         out = self.folder / "r.json"
         command = [BINARY, "eval", "--task", "gsm8k", "-b", "2", "-o", str(out)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 120
-        while not out.exists() and time.monotonic() < deadline:
+        while not (out.exists() and json.loads(out.read_text())["items"]) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=120)
@@ -153,6 +172,7 @@ class Eval(Case):
         self.assertTrue(r["pass"])
         self.assertEqual([(p["part"], p["outcome"]) for p in r["parts"]],
                          [("needle", "pass"), ("choice", "pass"), ("mtp", "pass"), ("kl", "skipped")])
+        self.assertEqual([("at_most" in p, "at_least" in p) for p in r["parts"]], 3 * [(False, True)] + [(True, False)])
         done = run("eval", *arguments, "--min-tokens-per-step", 17)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"FAIL", done.stdout)
