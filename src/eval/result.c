@@ -193,19 +193,31 @@ bool eval_result_save(eval_result *r, error *err)
     return file_writer_commit(w, err);
 }
 
+/* What the rest of this file relies on. */
+static bool item_ok(const json_t *item, size_t index, map *ids)
+{
+    bool scored = json_object_get(item, "nll") || json_object_get(item, "kl");
+    return string_of(item, "id")[0] && string_of(item, "prompt")[0] && map_add(ids, view_of(string_of(item, "id")), (int64_t)index) &&
+           (!scored || json_integer_value(json_object_get(item, "tokens")) > 0);
+}
+
 json_t *eval_document_load(const char *path, error *err)
 {
     json_t *document = json_parse_file(path, DOCUMENT_LIMIT_BYTES, err);
     if (!document)
         return NULL;
     const json_t *items = json_object_get(document, "items");
+    map ids = {0};
     bool ok = strcmp(string_of(document, "format"), FORMAT_NAME) == 0 && json_is_array(items);
     for (size_t i = 0; ok && i < json_array_size(items); i++)
-        ok = string_of(json_array_get(items, i), "id")[0] && string_of(json_array_get(items, i), "prompt")[0];
+        ok = item_ok(json_array_get(items, i), i, &ids);
+    map_free(&ids);
     if (ok)
         return document;
     error_set(err, ERROR_INPUT,
-              "%s is not a result of drawbridge eval (\"format\": \"" FORMAT_NAME "\" and items with id and prompt)", path);
+              "%s is not a result of drawbridge eval (\"format\": \"" FORMAT_NAME "\" and items, each with an id of its own, a prompt, "
+              "and for texts the number of tokens)",
+              path);
     json_decref(document);
     return NULL;
 }

@@ -165,6 +165,10 @@ class Eval(Case):
         self.assertEqual((c["items"], c["delta"], c["verdict"]), (4, 0, "no difference within noise"))
         self.refuse(2, "needs two files", "eval", "--compare", out)
         self.refuse(3, "is not a result of drawbridge eval", "eval", "--compare", out, self.file("x.json", "{}"))
+        for items in ([{"id": "1", "prompt": "p", "nll": 1.0}], [{"id": "1", "prompt": "p", "tokens": -5, "kl": [1.0]}],
+                      [{"id": "1", "prompt": "p", "correct": True}] * 3):
+            bad = self.file("bad.json", json.dumps({"format": "drawbridge eval 1", "task": "gsm8k", "items": items}))
+            self.refuse(3, "bad.json", "eval", "--compare", bad, bad)
 
     def test_gate(self):
         arguments = ["--limit", 2, "-n", 24, "--no-thinking", "--min-needle", 0, "--min-choice", 0, "--lengths", 64, "--per-length", 2]
