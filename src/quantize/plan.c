@@ -303,6 +303,22 @@ static bool globs_hit(const char *option, const char *const *globs, const bool *
     return true;
 }
 
+/* An --include that could never have an effect is a misunderstanding. */
+static bool includes_allowed(const plan *p, const recipe_options *o, error *err)
+{
+    for (size_t g = 0; g < o->include_count; g++) {
+        bool allowed = false;
+        for (size_t i = 0; i < p->count && !allowed; i++)
+            allowed = p->entries[i].module && p->entries[i].class < CLASS_ROUTER && glob_match(o->include[g], p->entries[i].module);
+        if (!allowed)
+            return error_set(err, ERROR_USAGE,
+                             "--include %s matches only matrices that are never quantized (embedding, lm_head, router, indexer head "
+                             "weights, eh_proj)",
+                             o->include[g]);
+    }
+    return true;
+}
+
 bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, plan *out, error *err)
 {
     *out = (plan){.source = source, .recipe = *r};
@@ -315,7 +331,7 @@ bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, pla
     find_partners(out);
     divide(out, shard_bytes);
     bool ok = globs_hit("--include", o->include, w.include_hit, o->include_count, err) &&
-              globs_hit("--exclude", o->exclude, w.exclude_hit, o->exclude_count, err);
+              globs_hit("--exclude", o->exclude, w.exclude_hit, o->exclude_count, err) && includes_allowed(out, o, err);
     free(w.include_hit);
     free(w.exclude_hit);
     text_free(&w.name);

@@ -350,6 +350,8 @@ static void test_directories(void **state)
     o.recipe.include = globs;
     o.recipe.include_count = 1;
     refused(b.directory, &o, "--include *.nothing matches no matrix", "");
+    globs[0] = "lm_head";
+    refused(b.directory, &o, "--include lm_head matches only matrices that are never quantized", "");
     path_join(&path, folder, MANIFEST_NAME);
     assert_int_equal(unlink(path.data), 0);
     refused(b.directory, &plain_options, "is not empty and holds no conversion of ours", "");
