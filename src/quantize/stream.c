@@ -35,7 +35,9 @@ typedef struct piece {
     int64_t first_row, rows;     /* ENCODE, LARGEST */
     uint8_t *data, *scales;      /* ENCODE: where the codes and scales go */
     const uint8_t *bytes;        /* CHECK: values of a copied tensor */
-    size_t byte_count;
+    size_t byte_count;           /* 0: of a type in which every code is finite */
+    dtype type;
+    bool is_scale;
     uint64_t first_value;        /* CHECK: index of the first one */
     const float *importance;     /* ENCODE: [cols], or NULL */
     encode_stats stats;
@@ -423,10 +425,13 @@ static bool add_copied(stream *s, stream_round *r, bool *full)
         return false;
     size_t n = count - c->offset < PIECE_SOURCE_BYTES ? (size_t)(count - c->offset) : PIECE_SOURCE_BYTES;
     if (n > 0) {
-        dtype type = e->outputs[c->copied_part].type;
+        const plan_output *o = &e->outputs[c->copied_part];
+        dtype type = o->part == PART_SCALES && o->type == DTYPE_U8 ? DTYPE_F8_E8M0 : o->type;
         piece *p = piece_add(r, PIECE_CHECK, e, n);
         p->bytes = bytes + c->offset;
-        p->byte_count = type == DTYPE_BF16 || type == DTYPE_F32 ? n : 0;
+        p->byte_count = type == DTYPE_BF16 || type == DTYPE_F32 || type == DTYPE_F8_E4M3 || type == DTYPE_F8_E8M0 ? n : 0;
+        p->type = type;
+        p->is_scale = o->part == PART_SCALES;
         p->first_value = c->offset / dtype_bytes(type);
         segment_add(r, bytes + c->offset, n, true, NULL);
         c->offset += n;
@@ -444,16 +449,35 @@ static bool add_copied(stream *s, stream_round *r, bool *full)
 
 /* ---- the work ---- */
 
+static bool not_finite(piece *p, size_t index, bool infinite)
+{
+    return error_set(&p->err, ERROR_INPUT, "%s %llu is %s", p->is_scale ? "scale" : "value",
+                     (unsigned long long)(p->first_value + index), infinite ? "infinite" : "not a number");
+}
+
+/* Codes of one byte, which have a NaN but no infinity. The first loop has no exit, so that it is compiled to vectors. */
+static bool piece_check_codes(piece *p)
+{
+    uint8_t mask = p->type == DTYPE_F8_E4M3 ? 0x7F : 0xFF, found = 0;
+    for (size_t i = 0; i < p->byte_count; i++)
+        found |= (p->bytes[i] & mask) == mask;
+    for (size_t i = 0; i < p->byte_count && found; i++)
+        if ((p->bytes[i] & mask) == mask)
+            return not_finite(p, i, false);
+    return true;
+}
+
 static bool piece_check(piece *p)
 {
-    bool half = p->entry->outputs[0].type == DTYPE_BF16;
+    if (p->type == DTYPE_F8_E4M3 || p->type == DTYPE_F8_E8M0)
+        return piece_check_codes(p);
+    bool half = p->type == DTYPE_BF16;
     size_t size = half ? 2 : 4;
     for (size_t i = 0; i + size <= p->byte_count; i += size) {
         uint32_t bits = 0;
         memcpy((uint8_t *)&bits + (half ? 2 : 0), p->bytes + i, size);
         if ((bits & 0x7F800000u) == 0x7F800000u)
-            return error_set(&p->err, ERROR_INPUT, "value %llu is %s", (unsigned long long)(p->first_value + i / size),
-                             bits & 0x007FFFFFu ? "not a number" : "infinite");
+            return not_finite(p, i / size, !(bits & 0x007FFFFFu));
     }
     return true;
 }

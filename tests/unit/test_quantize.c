@@ -243,8 +243,24 @@ static void check_nan(const char *name, size_t offset, const char *words)
     builder_free(&b);
 }
 
+/* One byte of a tensor that is copied, not decoded. */
+static void check_nan_code(format_id to, const char *name, uint8_t code, const char *words)
+{
+    builder b = builder_new(to);
+    quantize_options o = plain_options;
+    builder_fill(&b);
+    o.recipe.to = to;
+    item_find(&b, name)->bytes[5] = code;
+    builder_write(&b, 1);
+    refused(b.directory, &o, "model.layers.1.mlp.experts.2.up_proj", words);
+    builder_free(&b);
+}
+
 static void test_not_finite(void **state)
 {
+    check_nan_code(FORMAT_FP8_BLOCK, "model.layers.1.mlp.experts.2.up_proj.weight", 0xFF, "value 5 is not a number");
+    check_nan_code(FORMAT_MXFP4, "model.layers.1.mlp.experts.2.up_proj.weight_scale", 0xFF, "scale 5 is not a number");
+    check_nan_code(FORMAT_NVFP4, "model.layers.1.mlp.experts.2.up_proj.weight_scale", 0x7F, "scale 5 is not a number");
     (void)state;
     check_nan("model.layers.1.mlp.experts.2.up_proj.weight", 2 * (7 * HIDDEN + 33), "row 7, column 33 is not a number");
     check_nan("model.layers.0.self_attn.o_proj.weight", 2 * 130, "value 130 is not a number");
