@@ -34,7 +34,7 @@ TASKS = [  # name, arguments of eval, data files, items, items with --quick
     ("needle", ["--task", "needle"], NEEDLES, 18, 3),
     ("tools", ["--task", "tools"], ["tools"], 40, 4),
 ]
-KL_WINDOWS = 4  # of 1,024 tokens
+KL_WINDOWS, PPL_WINDOWS = 4, 8  # of 1,024 tokens
 
 
 def run(command):
@@ -76,6 +76,13 @@ def accuracy(a, name, folder, task):
     return out, json.load(open(out))["summary"]
 
 
+def perplexity(a, name, folder):
+    out = os.path.join(a.work, file_name(name) + ".ppl.json")
+    run([a.binary, "eval", folder, "--task", "ppl", "--data", f"{a.data}/text.txt", "--limit", str(1 if a.quick else PPL_WINDOWS),
+         "--out", out, "-q"])
+    return json.load(open(out))["summary"]
+
+
 def print_divergence(rows, sizes):
     print("| recipe | bytes | relative error of what was quantized | mean KL (95 % interval) | 99th percentile | top-1 agreement |\n"
           "|---|---|---|---|---|---|")
@@ -85,13 +92,15 @@ def print_divergence(rows, sizes):
               f"{s['p99_kl']:.5f} | {100 * s['top1_agreement']:.2f} % |")
 
 
-def print_accuracy(results, a):
+def print_accuracy(results, perplexities, a):
     names = [n for n, _ in results]
     print("\n| task | items | " + " | ".join(names) + " |\n|---|---|" + "---|" * len(names))
     for words, *_ in TASKS:
         summaries = [r[words][1] for _, r in results]
         cells = ["{:.1f} % ({:.1f} .. {:.1f})".format(*(100 * x for x in (s["accuracy"], *s["interval"]))) for s in summaries]
         print(f"| {words} | {results[0][1][words][1]['items']} | " + " | ".join(cells) + " |")
+    cells = ["{:.4f} ({:.4f} .. {:.4f})".format(s["perplexity"], *s["interval"]) for s in perplexities]
+    print(f"| perplexity | {perplexities[0]['windows']} windows | " + " | ".join(cells) + " |")
     baseline = dict(results)["fp8"]
     print("\nAgainst fp8, item by item:\n\n```")
     for name, r in results:
@@ -125,7 +134,9 @@ def main():
                  weight_error(f) if f != a.master else "exact") for n, f in folders.items()}
     print_divergence([(n, divergence(a, n, folders[n])) for n, arguments, _ in VARIANTS if arguments is not None], sizes)
     sys.stdout.flush()
-    print_accuracy([(n, {t[0]: accuracy(a, n, folders[n], t) for t in TASKS}) for n, _, tasks in VARIANTS if tasks], a)
+    asked = [n for n, _, tasks in VARIANTS if tasks]
+    results = [(n, {t[0]: accuracy(a, n, folders[n], t) for t in TASKS}) for n in asked]
+    print_accuracy(results, [perplexity(a, n, folders[n]) for n in asked], a)
 
 
 if __name__ == "__main__":
