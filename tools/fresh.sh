@@ -21,6 +21,6 @@ git -C "$root" archive HEAD | tar -x -C "$system/root/drawbridge"
 SECONDS=0
 # shellcheck disable=SC2016 # expanded by the inner shell
 unshare --mount --propagation private bash -c '
-    mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" &&
+    mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" &&
     exec chroot "$0" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root /root/drawbridge/test "$@"' "$system" "$@"
 echo "passed on a bare system in $SECONDS s"
