@@ -11,6 +11,8 @@ typedef struct kv_pages {
     int free_count;
     int32_t *free_list; /* [count] the first free_count entries are the free pages; taken from the end */
     int32_t *users;   /* [count] reference counts */
+    bool *in_tree;    /* [count] one of the users is the prefix tree */
+    int idle_count;   /* pages whose only user is the prefix tree: they can be evicted */
 } kv_pages;
 
 /* A pool that holds at least `tokens` tokens. */
@@ -19,5 +21,9 @@ void kv_pages_destroy(kv_pages *p);
 bool kv_pages_take(kv_pages *p, int32_t *page);  /* one user; false when none is free */
 void kv_pages_share(kv_pages *p, int32_t page);  /* one user more */
 void kv_pages_drop(kv_pages *p, int32_t page);   /* one user less; the last one frees the page */
+
+/* The prefix tree becomes a user of the page, or stops being one. */
+void kv_pages_tree_share(kv_pages *p, int32_t page);
+void kv_pages_tree_drop(kv_pages *p, int32_t page);
 
 #endif
