@@ -6,6 +6,7 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
+extern const command command_serve;
 extern const command command_chat;
 extern const command command_run;
 extern const command command_inspect;

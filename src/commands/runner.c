@@ -58,26 +58,36 @@ static kv_dtype cache_format(const runner_values *v)
     return (kv_dtype)(v->kv - 1);
 }
 
-bool runner_start(const runner_values *v, int64_t max_tokens, int logit_rows, runner *r, error *err)
+bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, int logit_rows, runner *r, error *err)
 {
     if (max_tokens > r->model->config.max_positions)
         return error_set(err, ERROR_FIT, "%lld tokens are needed, the model's context has %d; use less", (long long)max_tokens,
                          r->model->config.max_positions);
-    r->chunk = v->chunk == OPTION_NOT_GIVEN ? RUNNER_CHUNK : (int)v->chunk;
-    if (r->chunk > max_tokens)
-        r->chunk = (int)max_tokens;
     device_limits limits = {.kv = cache_format(v),
                             .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
-                            .max_rows = r->chunk,
+                            .max_rows = rows,
                             .max_context = (int)max_tokens};
     r->device = cpu_device_create(r->model, &limits, err);
-    if (!r->device)
+    r->forward = r->device ? forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err) : NULL;
+    log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device ? r->device->description : "",
+               kv_dtype_name(limits.kv), (long long)max_tokens, rows);
+    return r->forward != NULL;
+}
+
+int runner_chunk(const runner_values *v)
+{
+    return v->chunk == OPTION_NOT_GIVEN ? RUNNER_CHUNK : (int)v->chunk;
+}
+
+bool runner_start(const runner_values *v, int64_t max_tokens, int logit_rows, runner *r, error *err)
+{
+    r->chunk = runner_chunk(v);
+    if (r->chunk > max_tokens)
+        r->chunk = (int)max_tokens;
+    if (!runner_start_forward(v, max_tokens, r->chunk, logit_rows, r, err))
         return false;
-    r->forward = forward_create(r->device, r->chunk, logit_rows < r->chunk ? logit_rows : r->chunk, err);
-    r->pages = r->forward ? kv_pages_create(r->device, max_tokens, err) : NULL;
+    r->pages = kv_pages_create(r->device, max_tokens, err);
     r->session = r->pages ? session_create(r->forward, r->pages, (int)max_tokens, r->chunk, err) : NULL;
-    log_detail("%s, %s cache for %lld tokens, %d tokens per step", r->device->description, kv_dtype_name(limits.kv), (long long)max_tokens,
-               r->chunk);
     return r->session != NULL;
 }
 

@@ -58,9 +58,13 @@ typedef struct runner {
  * runner_close in any case. */
 bool runner_open_model(const runner_values *v, runner *r, error *err);
 
-/* Makes r->session for sequences of up to max_tokens; up to logit_rows logits at once. */
+/* Makes device and forward: steps of up to `rows` rows over sequences of up to max_tokens, up to logit_rows logits at once. */
+bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, int logit_rows, runner *r, error *err);
+
+/* As above with rows from --chunk, and makes r->session for one sequence of up to max_tokens. */
 bool runner_start(const runner_values *v, int64_t max_tokens, int logit_rows, runner *r, error *err);
 void runner_close(runner *r);
+int runner_chunk(const runner_values *v); /* --chunk, or RUNNER_CHUNK */
 
 /* Tokens a session needs: --context, or what the model allows, but no more than a prompt and its answer take. Answer
  * OPTION_NOT_GIVEN: as long as there is room. */

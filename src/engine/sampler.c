@@ -164,7 +164,9 @@ static void add_bias(float *x, const sampler_params *p)
 {
     for (int i = 0; i < p->bias_count; i++) {
         float *v = &x[p->bias[i].id];
-        if (*v != -INFINITY)
+        if (p->bias[i].bias == -INFINITY)
+            *v = -INFINITY;
+        else if (*v != -INFINITY)
             *v = to_logit((double)*v + (double)p->bias[i].bias);
     }
 }
@@ -209,6 +211,9 @@ static bool prepare(sampler *s, const sampler_params *p, const sampler_state *hi
         apply_penalties(s->adjusted, p, history);
     out->x = s->adjusted;
     row_max(s->adjusted, p->vocab_used, &out->max);
+    if (out->max == -INFINITY)
+        return error_set(err, ERROR_RUNTIME, "cannot choose a token for position %llu: every token is excluded",
+                         (unsigned long long)position);
     return true;
 }
 

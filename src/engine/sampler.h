@@ -19,7 +19,7 @@ enum { SAMPLER_LOGPROBS_MOST = 20 };
 /* What is added to the logit of one token. */
 typedef struct sampler_bias {
     int32_t id;
-    float bias; /* -100 .. 100 */
+    float bias; /* -100 .. 100; the engine itself also uses -INFINITY: never chosen */
 } sampler_bias;
 
 /* Parameters of one request. Start from sampler_params_default. */

@@ -53,9 +53,11 @@ const float *forward_logits(forward *f, int count, const int32_t *rows);
  * the logits predict position p + 2.
  *
  * forward_draft_extend runs over verified rows with the trunk's hidden states ([rows][hidden], device memory) and fills the draft layer's
- * part of the pages. forward_draft_begin then picks the rows whose chains go on, and each forward_draft_next appends one draft step
+ * part of the pages. forward_draft_follow does the same for some rows of the latest forward_run: row i of s continues row rows[i] of
+ * that step. forward_draft_begin then picks the rows whose chains go on, and each forward_draft_next appends one draft step
  * to every chain: tokens are the drafts just chosen, positions one further. */
 void forward_draft_extend(forward *f, const step *s, const float *hidden);
+void forward_draft_follow(forward *f, const step *s, const int32_t *rows);
 void forward_draft_begin(forward *f, int count, const int32_t *rows);
 void forward_draft_next(forward *f, const step *s);
 

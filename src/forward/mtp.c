@@ -27,6 +27,12 @@ static void gather(device *d, void *to, const void *from, int count, const int32
         d->ops->copy(d, (char *)to + (size_t)i * bytes, (const char *)from + (size_t)rows[i] * bytes, bytes);
 }
 
+void forward_draft_follow(forward *f, const step *s, const int32_t *rows)
+{
+    gather(f->device, f->draft_hidden, f->a.hidden, s->rows, rows, (size_t)f->model->config.hidden_size * sizeof(float));
+    draft_step(f, s, f->draft_hidden, true);
+}
+
 void forward_draft_begin(forward *f, int count, const int32_t *rows)
 {
     const model_config *m = &f->model->config;
