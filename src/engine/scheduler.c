@@ -26,6 +26,7 @@ typedef struct decision {
     int active;           /* run in the next step: running, not gone, and admitted */
     int available;        /* pages that can be taken */
     int gained;           /* of them, pages of the expired and preempted */
+    int shared;           /* pages in use that those admitted share; they may belong to somebody who leaves after that */
     bool starved;         /* a running sequence lacks pages */
     int starved_priority; /* of the first that does */
 } decision;
@@ -130,10 +131,19 @@ static void sort(const sched_state *s, int *items, int count, goes_first first)
     }
 }
 
+/* Pages that come back for certain when a sequence leaves; `shared` as in the decision. */
+static int own_pages(const decision *d, int i, int *shared)
+{
+    const sched_sequence *q = &d->state->sequences[i];
+    int own = q->running ? q->own_pages : 0, kept = least(own, *shared);
+    *shared -= kept;
+    return own - kept;
+}
+
 static void leave(decision *d, int i)
 {
     sched_work *w = &d->plan->work[i];
-    int own = d->state->sequences[i].running ? d->state->sequences[i].own_pages : 0;
+    int own = own_pages(d, i, &d->shared);
     d->available += own + w->pages;
     d->gained += own;
     *w = (sched_work){.gone = true};
@@ -278,24 +288,24 @@ static int count_ahead(const decision *d, int priority)
  * when all of them would not be enough. */
 static bool make_way(decision *d, int priority, int need)
 {
-    int active = d->active, available = d->available;
     for (int pass = 0; pass < 2; pass++) {
-        bool preempts = pass == 1;
+        int active = d->active, available = d->available, shared = d->shared;
         for (int k = d->running_count - 1; k >= 0 && (active >= slots(d->state) || available < need); k--) {
-            int i = d->plan->running[k], gives = d->state->sequences[i].own_pages + d->plan->work[i].pages;
+            int i = d->plan->running[k];
             if (d->state->sequences[i].priority >= priority)
                 break;
-            if (d->plan->work[i].gone || (active < slots(d->state) && !gives))
+            if (d->plan->work[i].gone)
+                continue;
+            int gives = own_pages(d, i, &shared) + d->plan->work[i].pages;
+            if (active < slots(d->state) && !gives)
                 continue;
             active--;
             available += gives;
-            if (preempts)
+            if (pass == 1)
                 preempt(d, i);
         }
         if (active >= slots(d->state) || available < need)
             return false;
-        active = d->active;
-        available = d->available;
     }
     return true;
 }
@@ -325,6 +335,7 @@ static bool admit(decision *d, int i)
     w->admitted = true;
     w->pages = least(need, left);
     d->available = left - w->pages;
+    d->shared += q->pages - pinned_pages(d, q);
     d->active++;
     d->plan->admitted[d->plan->admitted_count++] = i;
     return true;

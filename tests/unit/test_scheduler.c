@@ -457,6 +457,26 @@ static void test_shared_with_the_preempted(void **unused)
     assert_false(admits(p, 1)); /* the next state tells */
 }
 
+/* Nor one that it shares with somebody admitted just before. */
+static void test_shared_with_the_admitted(void **unused)
+{
+    (void)unused;
+    sched_sequence q[] = {decoding(1, 6 * PAGE), waiting(2, 6 * PAGE), waiting(3, 60)};
+    q[1].priority = q[2].priority = 1;
+    q[1].pages = 4;
+    sched_state s = roomy(q, 3);
+    s.free_pages = 3;
+    q[0].own_pages = 4;
+    sched_plan *p = decide(&s);
+    assert_true(admits(p, 1));
+    assert_false(admits(p, 2));
+    assert_int_equal(p->preempted_count, 0);
+    q[0].own_pages = 5;
+    p = decide(&s);
+    assert_true(preempts(p, 0));
+    assert_true(admits(p, 2));
+}
+
 /* ---- simulation ---- */
 
 enum { REQUESTS = 48, FAMILIES = 3, BLOCKS = 16, POOL_MOST = 64, DEPTH = 5 };
@@ -674,7 +694,7 @@ static void check_order(const sched_state *s, const sched_plan *p)
             assert_false(is_overtaken);
         }
         assert_false(is_first && preempts(p, i));
-        assert_true(!is_first || !q->running || g->rows || p->preempted_count);
+        assert_true(!is_first || !q->running || g->rows || p->preempted_count + p->expired_count);
     }
 }
 
@@ -860,6 +880,7 @@ int main(void)
         cmocka_unit_test(test_priority_takes_slots),
         cmocka_unit_test(test_priority_takes_pages),
         cmocka_unit_test(test_shared_with_the_preempted),
+        cmocka_unit_test(test_shared_with_the_admitted),
         cmocka_unit_test(test_simulation),
     };
     return cmocka_run_group_tests(tests, NULL, tear_down);
