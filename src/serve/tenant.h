@@ -1,7 +1,8 @@
 /* Who may use the server: API keys, and limits per tenant.
  *
  * The key file has one tenant per line: NAME KEY [admin] [in-flight=N] [per-minute=N]; # begins a comment. The same name may
- * have several keys. Without a file there is one tenant, "", without limits. */
+ * have several keys; its lines must then say the same. Without a file there is one tenant, "", without limits and with all rights.
+ * Keys are kept as their SHA-256 alone. */
 #ifndef SERVE_TENANT_H
 #define SERVE_TENANT_H
 
@@ -13,10 +14,10 @@
 typedef struct tenant {
     char name[64];   /* "" without a key file; part of the prefix cache's namespace */
     bool admin;      /* may flush, abort others' requests, read /server_info */
-    int in_flight_most, per_minute_most; /* 0: no limit */
+    int in_flight_most, per_minute_most; /* choices of requests; 0: no limit */
     int in_flight;   /* generations running now */
-    double tokens;   /* of the rate bucket */
-    uint64_t filled_us; /* when the bucket was last filled */
+    double tokens;   /* of the rate bucket, which holds per_minute_most */
+    uint64_t filled_us; /* when the bucket was last filled; 0: never, it is full */
 } tenant;
 
 typedef struct tenants tenants;
