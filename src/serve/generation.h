@@ -36,7 +36,7 @@ typedef struct generation_spec {
     int priority;
     char *cache_salt;        /* owned; NULL: none */
     char *rid;               /* owned; id for /abort_request; NULL: the request id */
-    double timeout_s;        /* 0: the server's */
+    double timeout_s;        /* 0: the server's, which is also the most */
 } generation_spec;
 
 void generation_spec_free(generation_spec *s);
@@ -84,9 +84,16 @@ typedef struct generation_sink {
     void (*done)(void *context);
 } generation_sink;
 
-/* Submits. On success the generation lives until done or generation_cancel. The spec stays the caller's; what is needed is copied.
+/* What can be known before a prompt is rendered and tokenized: draining, a full queue, the tenant's running generations. False: status
+ * and sentence as below. generation_start checks again. */
+bool generation_admits(server *s, const tenant *who, int *status, error *err);
+
+/* Seconds for a Retry-After header after a refusal with this status (429, 503). */
+int generation_retry_after(const server *s, const tenant *who, int status);
+
+/* Submits. On success the generation lives until done or generation_cancel. What is wanted stays the caller's; what is needed is copied.
  * On refusal *status is the HTTP status (400, 429, 503) and err the sentence; NULL is returned. */
-generation *generation_start(server *s, const generation_spec *spec, const tenant *who, const char *request_id,
+generation *generation_start(server *s, const generation_spec *wanted, const tenant *who, const char *request_id,
                              const generation_sink *sink, int *status, error *err);
 
 /* The client has gone: ends all choices; no sink function is called any more; the generation is gone. */
@@ -100,7 +107,11 @@ const char *generation_id(const generation *g); /* the rid */
 /* Called by the server when the engine has events. */
 void generation_take(server *s, engine_event *ev); /* frees what the event owns */
 
-/* /abort_request: ends generations with this rid (prefix when all is true: every one); they finish as GENERATION_ABORTED. Returns how many. */
+/* /abort_request: ends the generations with this rid, with `all` those whose rid begins with it (NULL: every one); they finish as
+ * GENERATION_ABORTED. Returns how many. */
 int generation_abort(server *s, const char *rid, bool all);
+
+/* After the engine is gone, so that no event can come any more: frees what is left, without calling a sink. */
+void generation_free_all(server *s);
 
 #endif
