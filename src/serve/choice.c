@@ -259,6 +259,19 @@ static void plain_token(choice *c, int32_t id, bool ends)
 
 /* ---- the life of a choice ---- */
 
+/* Shows the parser some content that is not reported. */
+static void parser_into_content(choice *c)
+{
+    token_list word = {0};
+    chat_event e;
+    tokenizer_encode(c->tokenizer, ".", 1, false, &word);
+    for (size_t i = 0; i < word.count; i++)
+        chat_output_add(c->parser, word.ids[i]);
+    while (chat_output_next(c->parser, &e))
+        continue;
+    token_list_free(&word);
+}
+
 choice *choice_new(const choice_options *o)
 {
     choice *c = mem_alloc(1, sizeof *c);
@@ -279,6 +292,8 @@ choice *choice_new(const choice_options *o)
     if (!o->format)
         return c;
     c->parser = chat_output_new(o->format, o->tokenizer, o->tools, o->in_thinking);
+    if (o->in_content)
+        parser_into_content(c);
     for (size_t i = 0; o->forced && i < o->forced->count; i++) {
         chat_output_add(c->parser, o->forced->ids[i]);
         parser_drain(c);

@@ -7,7 +7,7 @@
  *
  * Content that may still become a stop string is held back until it is decided. The stop string that is complete first wins, of
  * several that end at the same byte the longest one; so the result does not depend on how the text is cut into tokens. White
- * space at the beginning of a chat answer's content is not part of it and is not searched. */
+ * space at the beginning of a chat answer is not part of its content and is not searched. */
 #ifndef SERVE_CHOICE_H
 #define SERVE_CHOICE_H
 
@@ -20,6 +20,7 @@ typedef struct choice_options {
     const json_t *tools;        /* chat; NULL: none. A reference is kept */
     const token_list *forced;   /* chat: tokens of the prompt that begin the output; NULL: none */
     bool in_thinking;           /* chat: the output begins inside <think> */
+    bool in_content;            /* chat: the output goes on inside content, so that white space at its beginning belongs to it */
     bool plain_reasoning;       /* chat: reasoning is given as content, </think> where it ends; it is not searched */
     bool one_call;              /* chat: the answer ends after its first call */
     bool ignore_eos;            /* chat: tokens that end a turn mean nothing, unless they ended the answer */

@@ -163,7 +163,7 @@ static int settle_max_tokens(const server *s, const generation_spec *wanted, err
         return (int)(most < room ? most : room);
     }
     if (l->max_tokens > 0 && wanted->max_tokens > l->max_tokens) {
-        error_set(err, ERROR_FIT, "max_tokens is %d, this server allows %d", wanted->max_tokens, l->max_tokens);
+        error_set(err, ERROR_INPUT, "max_tokens is %d, this server allows %d", wanted->max_tokens, l->max_tokens);
         return 0;
     }
     if (wanted->max_tokens > room) {
@@ -196,6 +196,7 @@ static choice *new_choice(const server *s, const generation_spec *wanted)
         .tools = wanted->tools,
         .forced = &wanted->forced,
         .in_thinking = wanted->in_thinking,
+        .in_content = wanted->in_content,
         .plain_reasoning = wanted->plain_reasoning,
         .one_call = wanted->one_call,
         .ignore_eos = wanted->ignore_eos,

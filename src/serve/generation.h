@@ -17,6 +17,7 @@ typedef struct generation_spec {
     token_list prompt;       /* owned */
     bool chat;               /* parse reasoning and calls; otherwise all is content */
     bool in_thinking;        /* chat: the prompt ends inside <think> */
+    bool in_content;         /* chat: the prompt ends inside content, which the output goes on with */
     bool plain_reasoning;    /* chat: do not separate reasoning, give it as content (separate_reasoning false) */
     token_list forced;       /* owned; tokens already put at the end of the prompt that count as the beginning of the output for the
                                 parser (a forced tool call) */
@@ -92,7 +93,8 @@ bool generation_admits(server *s, const tenant *who, int *status, error *err);
 int generation_retry_after(const server *s, const tenant *who, int status);
 
 /* Submits. On success the generation lives until done or generation_cancel. What is wanted stays the caller's; what is needed is copied.
- * On refusal *status is the HTTP status (400, 429, 503) and err the sentence; NULL is returned. */
+ * On refusal *status is the HTTP status (400, 429, 503) and err the sentence; NULL is returned. 400 with code ERROR_FIT: prompt and answer do
+ * not fit into the context. */
 generation *generation_start(server *s, const generation_spec *wanted, const tenant *who, const char *request_id,
                              const generation_sink *sink, int *status, error *err);
 
