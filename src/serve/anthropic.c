@@ -1,17 +1,16 @@
 /* Anthropic's Messages API: POST /v1/messages and /v1/messages/count_tokens. The conversion is in anthropic_request.h (in) and
  * anthropic_answer.h (out); here they meet the server. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
-#include "base/random.h"
 #include "serve/anthropic_answer.h"
 #include "serve/anthropic_request.h"
 #include "serve/generation.h"
 #include "serve/handlers.h"
+#include "serve/seed.h"
 
 /* One answer on its way. */
 typedef struct reply {
@@ -128,12 +127,6 @@ static void sink_done(void *context)
 
 /* ---- from the request to the generation ---- */
 
-static uint64_t new_seed(void)
-{
-    static uint64_t count; /* of the loop thread; two requests in the same microsecond differ */
-    return random_word((uint64_t)time(NULL), clock_now_us(), count++) & INT64_MAX;
-}
-
 static void spec_stops(const anthropic_request *r, generation_spec *job)
 {
     for (size_t i = 0; i < json_array_size(r->stops); i++) {
@@ -164,11 +157,12 @@ static bool spec_make(const server *s, const anthropic_request *r, anthropic_pro
         return false;
     job->chat = true;
     job->in_thinking = p->in_thinking;
+    job->in_content = p->in_content;
     job->tools = json_incref(r->tools);
     job->one_call = r->one_call;
     job->choices = 1;
     job->params = s->defaults;
-    job->params.seed = new_seed();
+    job->params.seed = serve_new_seed();
     job->params.logprobs = -1;
     job->params.temperature = isnan(r->temperature) ? job->params.temperature : r->temperature;
     job->params.top_p = isnan(r->top_p) ? job->params.top_p : r->top_p;
@@ -180,6 +174,16 @@ static bool spec_make(const server *s, const anthropic_request *r, anthropic_pro
     job->forced = p->forced;
     p->tokens = p->forced = (token_list){0};
     return true;
+}
+
+/* A refusal of the generation: full queue, limits of a tenant, draining. */
+static void refuse(server *s, http_exchange *x, const tenant *who, int status, const error *err)
+{
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%d", generation_retry_after(s, who, status));
+    if (status == 429 || status == 503)
+        http_add_header(x, "retry-after", seconds);
+    server_reply_error(x, status, NULL, "%s", err->text);
 }
 
 static void answer_start(server *s, http_exchange *x, const tenant *who, const anthropic_request *r, const generation_spec *job,
@@ -199,7 +203,7 @@ static void answer_start(server *s, http_exchange *x, const tenant *who, const a
     made->g = generation_start(s, job, who, http_request_id(x), &sink, &status, &err);
     if (!made->g) {
         reply_free(made);
-        server_reply_error(x, status, NULL, "%s", err.text);
+        refuse(s, x, who, status, &err);
         return;
     }
     if (r->budget > 0)
@@ -221,7 +225,7 @@ static bool request_prepare(server *s, http_exchange *x, const json_t *body, boo
         server_reply_error(x, 400, NULL, "%s", err.text);
         return false;
     }
-    if (strcmp(r->model, s->options.model_name) != 0) {
+    if (strcmp(r->model, s->options.model_name) != 0 && strcmp(r->model, "default") != 0) {
         server_reply_error(x, 404, NULL, "model: there is no model \"%.80s\" here, this server has \"%s\"", r->model,
                            s->options.model_name);
         return false;
@@ -235,14 +239,19 @@ static bool request_prepare(server *s, http_exchange *x, const json_t *body, boo
 
 void handle_anthropic_messages(server *s, http_exchange *x, const tenant *who)
 {
-    json_t *body = server_body(s, x);
     anthropic_request r = {0};
     anthropic_prompt p = {0};
     generation_spec job = {0};
     anthropic_answer_options o = {0};
     error err = {0};
+    int status = 0;
+    if (!generation_admits(s, who, &status, &err)) {
+        refuse(s, x, who, status, &err);
+        return;
+    }
+    json_t *body = server_body(s, x);
     if (body && request_prepare(s, x, body, false, &r, &p)) {
-        o = (anthropic_answer_options){.hides_thinking = r.hides_thinking, .skip_bytes = p.skip_bytes, .seed = new_seed()};
+        o = (anthropic_answer_options){.hides_thinking = r.hides_thinking, .seed = serve_new_seed()};
         if (spec_make(s, &r, &p, &job, &o.clipped, &err))
             answer_start(s, x, who, &r, &job, &o);
         else

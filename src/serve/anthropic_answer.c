@@ -14,7 +14,6 @@ enum { ID_LETTERS = 24, ID_BYTES = 40 };
 struct anthropic_answer {
     anthropic_answer_options options;
     char id[ID_BYTES];
-    size_t skip;         /* bytes of content still to be left out */
     uint64_t ids;        /* made so far */
     json_t *content;     /* gathered: the blocks that are complete */
     block_kind kind;     /* of the block that is open */
@@ -41,7 +40,6 @@ anthropic_answer *anthropic_answer_create(const anthropic_answer_options *option
 {
     anthropic_answer *a = mem_alloc(1, sizeof *a);
     a->options = *options;
-    a->skip = options->skip_bytes;
     a->content = json_array();
     make_id(a, "msg_", a->id);
     return a;
@@ -166,18 +164,11 @@ static void words_piece(anthropic_answer *a, block_kind kind, view words)
         text_add(&a->words, words.data, words.length);
 }
 
-static void content_piece(anthropic_answer *a, view words)
-{
-    size_t left_out = words.length < a->skip ? words.length : a->skip;
-    a->skip -= left_out;
-    words_piece(a, BLOCK_TEXT, (view){words.data + left_out, words.length - left_out});
-}
-
 void anthropic_answer_piece(anthropic_answer *a, const chat_event *piece)
 {
     switch (piece->kind) {
     case CHAT_EVENT_REASONING: words_piece(a, BLOCK_THINKING, piece->text); break;
-    case CHAT_EVENT_CONTENT: content_piece(a, piece->text); break;
+    case CHAT_EVENT_CONTENT: words_piece(a, BLOCK_TEXT, piece->text); break;
     case CHAT_EVENT_CALL_BEGIN:
         block_close(a, a->kind != BLOCK_CALL);
         a->call_name = mem_copy(piece->text.data, piece->text.length);

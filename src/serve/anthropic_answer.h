@@ -20,7 +20,6 @@ typedef struct anthropic_answer_options {
     const char *model;    /* borrowed */
     bool hides_thinking;
     bool clipped;         /* max_tokens was more than the context has room for */
-    size_t skip_bytes;    /* of content at the beginning: the prefill */
     uint64_t seed;        /* of the ids */
     anthropic_send send;  /* NULL: gather */
     void *context;

@@ -1,7 +1,6 @@
 /* From a Messages request to tokens: options of the chat format, forced calls, prefill. */
 #include <string.h>
 
-#include "model/chat_output.h"
 #include "serve/anthropic_request.h"
 
 /* The text of a small conversation with these options; false when the format refuses them. */
@@ -80,48 +79,18 @@ static void force_call(const anthropic_request *r, const chat_format *f, const t
     tokens_append(&out->tokens, &out->forced);
 }
 
-/* The prefill goes through the answer's parser, too: otherwise the parser would drop white space at the beginning of what follows. What
- * it gives for the prefill is not part of the answer. */
-static void force_prefill(const chat_prompt *p, const chat_format *f, const tokenizer *t, anthropic_prompt *out)
-{
-    const chat_segment *last = &p->segments[p->segment_count - 1];
-    chat_event event;
-    if (last->control != CHAT_TEXT)
-        return;
-    tokenizer_encode(t, p->text.data + last->offset, last->bytes, false, &out->forced);
-    chat_output *parser = chat_output_new(f, t, NULL, false);
-    for (size_t i = 0; i < out->forced.count; i++) {
-        chat_output_add(parser, out->forced.ids[i]);
-        while (chat_output_next(parser, &event))
-            out->skip_bytes += event.kind == CHAT_EVENT_CONTENT ? event.text.length : 0;
-    }
-    chat_output_free(parser);
-}
-
-/* A stop sequence in the prefill would end the answer before it begins. */
-static bool prefill_check(const anthropic_request *r, error *err)
-{
-    const json_t *last = json_array_get(r->messages, json_array_size(r->messages) - 1);
-    const char *content = json_string_value(json_object_get(last, "content"));
-    for (size_t i = 0; content && i < json_array_size(r->stops); i++)
-        if (strstr(content, json_string_value(json_array_get(r->stops, i))))
-            return error_set(err, ERROR_INPUT, "stop_sequences[%zu]: occurs in the last message, which the answer continues", i);
-    return true;
-}
-
 bool anthropic_prompt_make(const anthropic_request *r, const chat_format *f, const tokenizer *t, anthropic_prompt *out, error *err)
 {
     chat_options o;
     chat_prompt p = {0};
-    bool ok = options_make(r, f, &o, err) && (!r->prefill || prefill_check(r, err)) &&
-              chat_render(f, r->messages, r->calls_off ? NULL : r->tools, &o, &p, err);
+    const json_t *tools = r->calls_off ? NULL : r->tools;
+    bool ok = options_make(r, f, &o, err) && chat_render(f, r->messages, tools, &o, &p, err);
     if (ok) {
         chat_prompt_tokens(&p, t, &out->tokens);
         out->in_thinking = p.in_thinking;
+        out->in_content = r->prefill && p.segments[p.segment_count - 1].control == CHAT_TEXT;
         if (r->forced)
             force_call(r, f, t, out);
-        else if (r->prefill)
-            force_prefill(&p, f, t, out);
     }
     chat_prompt_free(&p);
     return ok;

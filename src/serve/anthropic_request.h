@@ -49,9 +49,9 @@ json_t *anthropic_messages_convert(const json_t *messages, const json_t *system,
 /* The prompt as tokens. Zero-initialise; anthropic_prompt_free releases it. */
 typedef struct anthropic_prompt {
     token_list tokens;   /* everything the model is given */
-    token_list forced;   /* the end of tokens that is the beginning of the answer: a forced call, or the prefill */
+    token_list forced;   /* the end of tokens that is the beginning of the answer: a forced call */
     bool in_thinking;    /* without `forced` the prompt ends inside <think> */
-    size_t skip_bytes;   /* content that the parser gives for `forced` and that is not part of the answer */
+    bool in_content;     /* the prompt ends inside content (prefill) */
 } anthropic_prompt;
 
 bool anthropic_prompt_make(const anthropic_request *r, const chat_format *f, const tokenizer *t, anthropic_prompt *out, error *err);

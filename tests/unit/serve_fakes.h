@@ -217,6 +217,21 @@ static inline char *fake_string(const char *s)
     return s ? mem_copy(s, strlen(s)) : NULL;
 }
 
+bool generation_admits(server *s, const tenant *who, int *status, error *err)
+{
+    (void)who;
+    *status = 503;
+    return !s->draining || error_set(err, ERROR_RUNTIME, "the server is shutting down");
+}
+
+int generation_retry_after(const server *s, const tenant *who, int status)
+{
+    (void)s;
+    (void)who;
+    (void)status;
+    return 7;
+}
+
 generation *generation_start(server *s, const generation_spec *from, const tenant *who, const char *request_id, const generation_sink *sink,
                              int *status, error *err)
 {

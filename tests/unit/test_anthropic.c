@@ -322,7 +322,7 @@ static void test_messages_refused(void **state)
 /* ---- prompts ---- */
 
 /* The whole prompt as text, and how much of its end is forced. */
-static void expect_prompt(const char *name, json_t *body, const char *end, const char *forced, bool in_thinking, size_t skip)
+static void expect_prompt(const char *name, json_t *body, const char *end, const char *forced, bool in_thinking, bool in_content)
 {
     error err = {0};
     tokenizer *t = tiny_tokenizer(CHAT_TEXT);
@@ -340,7 +340,7 @@ static void expect_prompt(const char *name, json_t *body, const char *end, const
     assert_true(p.forced.count <= p.tokens.count);
     assert_memory_equal(p.tokens.ids + p.tokens.count - p.forced.count, p.forced.ids, p.forced.count * sizeof *p.forced.ids);
     assert_int_equal(p.in_thinking, in_thinking);
-    assert_int_equal(p.skip_bytes, skip);
+    assert_int_equal(p.in_content, in_content);
     text_free(&all);
     text_free(&part);
     anthropic_prompt_free(&p);
@@ -382,22 +382,22 @@ static json_t *body_with_tool(const char *more)
 static void test_prompts(void **state)
 {
     (void)state;
-    expect_prompt("glm-5.2", body_with(""), "[gMASK]<sop><|user|>hi<|assistant|><think></think>", "", false, 0);
+    expect_prompt("glm-5.2", body_with(""), "[gMASK]<sop><|user|>hi<|assistant|><think></think>", "", false, false);
     expect_prompt("glm-5.2", body_with("\"thinking\":{\"type\":\"adaptive\"}"),
-                  "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5.2", body_with(EFFORT("low")), "Reasoning Effort: High<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5.2", body_with(EFFORT("max")), "Reasoning Effort: Max<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5.3", body_with(EFFORT("low")), "Reasoning Effort: Low<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5.3", body_with(EFFORT("medium")), "Reasoning Effort: High<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5", body_with(EFFORT("low")), "[gMASK]<sop><|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("glm-5.3", body_with(""), "<|user|>hi<|assistant|><think>", "", true, 0);
-    expect_prompt("nano", body_with_tool("\"tool_choice\":{\"type\":\"any\"}"), "hi<|assistant|><think></think><tool_call>", "<tool_call>", false, 0);
+                  "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5.2", body_with(EFFORT("low")), "Reasoning Effort: High<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5.2", body_with(EFFORT("max")), "Reasoning Effort: Max<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5.3", body_with(EFFORT("low")), "Reasoning Effort: Low<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5.3", body_with(EFFORT("medium")), "Reasoning Effort: High<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5", body_with(EFFORT("low")), "[gMASK]<sop><|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("glm-5.3", body_with(""), "<|user|>hi<|assistant|><think>", "", true, false);
+    expect_prompt("nano", body_with_tool("\"tool_choice\":{\"type\":\"any\"}"), "hi<|assistant|><think></think><tool_call>", "<tool_call>", false, false);
     expect_prompt("glm-5.2", body_with_tool("\"tool_choice\":{\"type\":\"tool\",\"name\":\"get\"}"),
-                  "hi<|assistant|><think></think><tool_call>get", "<tool_call>get", false, 0);
+                  "hi<|assistant|><think></think><tool_call>get", "<tool_call>get", false, false);
     expect_prompt("glm-5.3", body_with_tool("\"tool_choice\":{\"type\":\"tool\",\"name\":\"get\"}"),
-                  "hi<|assistant|><think></think><tool_call>get", "</think><tool_call>get", true, 0);
+                  "hi<|assistant|><think></think><tool_call>get", "</think><tool_call>get", true, false);
     expect_prompt("glm-5.2", body_with_tool("\"tool_choice\":{\"type\":\"none\"}"), "[gMASK]<sop><|user|>hi<|assistant|><think></think>", "",
-                  false, 0);
+                  false, false);
     expect_prompt_refusal("glm-5.3", body_with("\"thinking\":{\"type\":\"disabled\"}"), "thinking.type: the model's chat format glm-5.3 always");
     expect_prompt_refusal("nano", body_with(KEEP_ALL), "context_management.edits[0].keep: the model's chat format nano cannot");
 }
@@ -407,8 +407,8 @@ static void test_kept_thinking(void **state)
     static const char messages[] = "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":"
                                    "\"hm\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"user\",\"content\":\"c\"}]";
     (void)state;
-    expect_prompt("glm-5.2", conversation(messages, ""), "<think></think>b<|user|>c<|assistant|><think></think>", "", false, 0);
-    expect_prompt("glm-5.2", conversation(messages, KEEP_ALL), "<think>hm</think>b<|user|>c<|assistant|><think></think>", "", false, 0);
+    expect_prompt("glm-5.2", conversation(messages, ""), "<think></think>b<|user|>c<|assistant|><think></think>", "", false, false);
+    expect_prompt("glm-5.2", conversation(messages, KEEP_ALL), "<think>hm</think>b<|user|>c<|assistant|><think></think>", "", false, false);
 }
 
 #define PREFILL(words) "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"" words "\"}]"
@@ -416,11 +416,9 @@ static void test_kept_thinking(void **state)
 static void test_prefill(void **state)
 {
     (void)state;
-    expect_prompt("nano", conversation(PREFILL("The sky"), ""), "q<|assistant|><think></think>The sky", "The sky", false, 7);
-    expect_prompt("glm-5", conversation(PREFILL("  The sky"), ""), "q<|assistant|></think>The sky", "The sky", false, 7);
-    expect_prompt("nano", conversation(PREFILL("  The"), ""), "q<|assistant|><think></think>  The", "  The", false, 3);
-    expect_prompt("nano", conversation(PREFILL(""), ""), "q<|assistant|><think></think>", "", false, 0);
-    expect_prompt_refusal("nano", conversation(PREFILL("The sky"), "\"stop_sequences\":[\"x\",\"sk\"]"), "stop_sequences[1]: occurs in");
+    expect_prompt("nano", conversation(PREFILL("The sky"), ""), "q<|assistant|><think></think>The sky", "", false, true);
+    expect_prompt("glm-5", conversation(PREFILL("  The sky"), ""), "q<|assistant|></think>The sky", "", false, true);
+    expect_prompt("nano", conversation(PREFILL(""), ""), "q<|assistant|><think></think>", "", false, false);
 }
 
 /* ---- answers ---- */
@@ -562,7 +560,7 @@ static void test_answer_gathered(void **state)
                                 "{\"id\":\"toolu_\",\"input\":{\"x\":1},\"name\":\"get\",\"type\":\"tool_use\"}]";
     static const char hidden[] = "[{\"signature\":\"\",\"thinking\":\"\",\"type\":\"thinking\"},{\"text\":\"Hello!\",\"type\":\"text\"},"
                                  "{\"id\":\"toolu_\",\"input\":{\"x\":1},\"name\":\"get\",\"type\":\"tool_use\"}]";
-    anthropic_answer_options o = {.model = "m"}, clipped = {.model = "m", .clipped = true}, skips = {.model = "m", .skip_bytes = 7};
+    anthropic_answer_options o = {.model = "m"}, clipped = {.model = "m", .clipped = true};
     anthropic_answer_options hides = {.model = "m", .hides_thinking = true};
     (void)state;
     expect_gathered(o, add_usual, (generation_finish){.end = GENERATION_CALLS}, whole, "tool_use", NULL);
@@ -570,8 +568,8 @@ static void test_answer_gathered(void **state)
     expect_gathered(o, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]", "max_tokens", NULL);
     expect_gathered(clipped, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]",
                     "model_context_window_exceeded", NULL);
-    expect_gathered(skips, add_continued, (generation_finish){.end = GENERATION_STOP, .stop_text = "END"},
-                    "[{\"text\":\" is\",\"type\":\"text\"}]", "stop_sequence", "END");
+    expect_gathered(o, add_continued, (generation_finish){.end = GENERATION_STOP, .stop_text = "END"},
+                    "[{\"text\":\"The sky is\",\"type\":\"text\"}]", "stop_sequence", "END");
     expect_gathered(o, add_nothing, (generation_finish){.end = GENERATION_STOP}, "[]", "end_turn", NULL);
 }
 
@@ -717,6 +715,7 @@ static void expect_reply(const char *body, int status, const char *expected)
     fake_refuse_status = 503;
     handle_anthropic_messages(&s, &x, NULL);
     assert_int_equal(x.status, status);
+    assert_int_equal(x.headers.data && strstr(x.headers.data, "retry-after: 7"), status == 503);
     if (!strstr(x.body_out.data, expected))
         fail_msg("expected \"%s\", found \"%s\"", expected, x.body_out.data);
     fake_exchange_free(&x);
@@ -730,7 +729,7 @@ static void test_handler_refusals(void **state)
     expect_reply("{", 400, "request body");
     expect_reply("{\"model\":\"claude\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 404,
                  "model: there is no model \"claude\" here, this server has \"m\"");
-    expect_reply("{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 503, "the queue is full");
+    expect_reply("{\"model\":\"default\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 503, "the queue is full");
     expect_reply("{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}", 400,
                  "messages[0].content[0].type");
     text_add_text(&t, "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"");
@@ -752,6 +751,12 @@ static void test_handler_refusals(void **state)
     handle_anthropic_messages(&s, &x, NULL);
     assert_int_equal(x.status, 400);
     assert_non_null(strstr(x.body_out.data, "no known chat format"));
+    fake_exchange_free(&x);
+    s.draining = true;
+    x.body = "{}";
+    handle_anthropic_messages(&s, &x, NULL);
+    assert_int_equal(x.status, 503);
+    assert_non_null(strstr(x.headers.data, "retry-after: 7"));
     fake_exchange_free(&x);
 }
 
