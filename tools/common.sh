@@ -93,6 +93,20 @@ install_missing() {
     missing=()
 }
 
+# Installs uPlot, which draws the page's charts, into web/node_modules. Everything else works without it, so that a failure here (no
+# network) is told and not the end.
+need_page() {
+    local library=$root/web/node_modules/uplot/dist/uPlot.iife.min.js log=$root/build/log/npm.log
+    [ -f "$library" ] && return 0
+    mkdir -p "$root/build/log"
+    have npm || (missing=(npm) && install_missing) || true
+    if have npm && (cd "$root/web" && npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=0) >"$log" 2>&1 && [ -f "$library" ]; then
+        return 0
+    fi
+    echo "warning: uPlot could not be installed with npm, so that the page is built WITHOUT CHARTS. What npm said is in build/log/npm.log;" \
+        "with a network, run this again." >&2
+}
+
 # configure PRESET OPTION...
 configure() {
     local preset=$1

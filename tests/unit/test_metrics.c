@@ -415,7 +415,7 @@ static void test_history_ring(void **state)
     json_decref(h);
     for (int i = 0; i <= METRICS_HISTORY_S + 50; i++) {
         c.output_tokens += (uint64_t)i;
-        metrics_tick(m, &c, 0, 1000000 + (uint64_t)i * 999999); /* a little fast: two ticks in one second of the clock */
+        metrics_tick(m, &c, 0, 1000500 + (uint64_t)i * 999999); /* a little fast: once, two ticks fall into one second */
     }
     h = metrics_history(m, &c, -1);
     assert_int_equal(history_length(h), METRICS_HISTORY_S);
