@@ -1,4 +1,5 @@
-/* The CPU device, inside. One operation per file; the kernels are plain C and are the reference for every other one.
+/* The CPU device, inside. One operation per file, written with the inner loops of cpu_kernels.h; the generic ones are plain C and the
+ * reference for every other device.
  *
  * Parallel loops run over independent outputs (a block of output columns, a head, a row), so no sum is ever split
  * between threads; sums run in one fixed order. */
@@ -6,11 +7,12 @@
 #define DEVICE_CPU_CPU_H
 
 #include "base/threads.h"
+#include "device/cpu/cpu_kernels.h"
 #include "device/device.h"
 
-/* Output columns that one task of a projection computes, and heads that share one pass over the keys. Private memory is sized by
- * both (cpu_device.c). */
-enum { CPU_COLUMN_BLOCK = 8, CPU_HEAD_GROUP = 8 };
+/* Heads that share one pass over the keys; private memory is sized by it (cpu_device.c). Input rows whose results are held
+ * together before they go to their places. */
+enum { CPU_HEAD_GROUP = 8, CPU_ROW_GROUP = 24 };
 
 /* One expert (or a dense MLP) and the rows that go through it. */
 typedef struct cpu_expert_job {
@@ -23,6 +25,7 @@ typedef struct cpu_expert_job {
 
 typedef struct cpu_device {
     device base;
+    const cpu_kernels *kernels;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
@@ -46,11 +49,24 @@ static inline cpu_device *cpu_of(device *d)
 
 const layer_weights *cpu_layer(const device *d, int layer);
 
-/* dot product in 16 interleaved partial sums, folded in a fixed tree: the one summation order of all projections. */
-float cpu_dot(const float *a, const float *b, int64_t n);
+/* The kernels of the same names. */
+void cpu_dots(const cpu_device *c, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
+void cpu_add_scaled(const cpu_device *c, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n);
 
-/* out += scale * x */
-void cpu_add_scaled(float *out, float scale, const float *x, int64_t n);
+/* Input rows of a projection: row i begins at in + (rows ? rows[i] : i) * stride. */
+typedef struct cpu_rows {
+    const float *in;
+    size_t stride;       /* floats */
+    const int32_t *rows; /* NULL: row i itself */
+    int count;
+} cpu_rows;
+
+/* Decodes matrix rows first .. end - 1, at most CPU_COLUMN_BLOCK of them, to out[count][cols]. Returns count. */
+int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out);
+
+/* y[i][c] = w[c] . row first + i, w [columns][n]; y [CPU_ROW_GROUP][CPU_COLUMN_BLOCK]. Returns how many rows there were, at most
+ * CPU_ROW_GROUP. */
+int cpu_dots_group(const cpu_device *c, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y);
 
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out);
 void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out);
@@ -59,15 +75,12 @@ void cpu_layer_norm(const float *x, const float *weight, const float *bias, int6
 /* Rotates pairs (2i, 2i+1) of v[0..rope_dim-1] by the row's angles. */
 void cpu_rotate(float *v, const float *rope, int rope_dim);
 
-/* out[i][n] = (add ? out[i][n] : 0) + w[n] . in[rows ? rows[i] : i], for i < count. Strides in floats. */
+/* out[i][n] = (add ? out[i][n] : 0) + w[n] . row i of x. */
 typedef struct cpu_linear_job {
     const matrix *w;
-    const float *in;
-    size_t in_stride;
-    const int32_t *rows; /* NULL: row i itself */
-    int count;
+    cpu_rows x;
     float *out;
-    size_t out_stride;
+    size_t out_stride; /* floats */
     bool add;
 } cpu_linear_job;
 

@@ -50,21 +50,28 @@ void cpu_attention_project(device *d, const step *s, int layer, activations *a)
     pool_run(c->workers, s->rows, finish_row, &t);
 }
 
+/* Heads [rows][heads] of a buffer, one vector of `size` floats each. */
+static cpu_rows head_rows(const attention_task *t, const float *buffer, int head, size_t size)
+{
+    size_t heads = (size_t)t->c->base.model->config.heads;
+    return (cpu_rows){buffer + (size_t)head * size, heads * size, NULL, t->s->rows};
+}
+
 /* q_absorbed of one head, all rows: each row of W_UK is decoded once. */
 static void absorb_head(void *context, int head, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
     size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, qk_dim = (size_t)(m->nope_dim + m->rope_dim);
-    float *key_row = t->c->scratch[worker]; /* [rank] */
+    float *keys = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
+    int64_t first = (int64_t)head * (m->nope_dim + m->v_dim), end = first + m->nope_dim;
     for (int row = 0; row < t->s->rows; row++)
         memset(t->a->q_absorbed + ((size_t)row * heads + (size_t)head) * rank, 0, rank * sizeof(float));
-    for (int i = 0; i < m->nope_dim; i++) {
-        matrix_row(&t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + i, key_row);
+    for (int i = 0, count; i < m->nope_dim; i += count) {
+        count = cpu_decode_block(&t->w->kv_b, first + i, end, keys);
         for (int row = 0; row < t->s->rows; row++) {
-            float q = t->a->q[((size_t)row * heads + (size_t)head) * qk_dim + (size_t)i];
-            float *out = t->a->q_absorbed + ((size_t)row * heads + (size_t)head) * rank;
-            cpu_add_scaled(out, q, key_row, m->kv_lora_rank);
+            size_t at = (size_t)row * heads + (size_t)head;
+            cpu_add_scaled(t->c, t->a->q_absorbed + at * rank, t->a->q + at * qk_dim + i, keys, m->kv_lora_rank, count, m->kv_lora_rank);
         }
     }
 }
@@ -88,37 +95,73 @@ static int head_groups(const model_config *m)
     return (m->heads + CPU_HEAD_GROUP - 1) / CPU_HEAD_GROUP;
 }
 
-/* Attention of one row over its selected positions, for one group of heads. The keys are read as the page holds them. */
+/* The positions a row attends to, for one group of heads. */
+typedef struct attention_group {
+    int row, first_head, heads;
+    const int32_t *selected; /* [count] */
+    int count;
+    float *keys;   /* [CPU_COLUMN_BLOCK][rank + rope] of some positions */
+    float *scores; /* [heads][index_topk] */
+} attention_group;
+
+static attention_group group_at(const attention_task *t, int index, int worker)
+{
+    const model_config *m = &t->c->base.model->config;
+    int groups = head_groups(m), row = index / groups, first_head = index % groups * CPU_HEAD_GROUP, left = m->heads - first_head;
+    float *scratch = t->c->scratch[worker];
+    return (attention_group){row, first_head, left < CPU_HEAD_GROUP ? left : CPU_HEAD_GROUP,
+                             t->a->selected + (size_t)row * (size_t)m->index_topk, t->a->selected_count[row], scratch,
+                             scratch + CPU_COLUMN_BLOCK * (m->kv_lora_rank + m->rope_dim)};
+}
+
+/* Loads the keys of selected positions first .. as the page holds them, a block of them; returns how many. */
+static int load_keys(const attention_task *t, const attention_group *g, int first)
+{
+    const kv_layout *k = &t->c->base.layout;
+    int count = g->count - first < CPU_COLUMN_BLOCK ? g->count - first : CPU_COLUMN_BLOCK;
+    for (int i = 0; i < count; i++)
+        cpu_latent_load(k, cpu_entry(k, t->s, g->row, g->selected[first + i], k->latent_offset[t->layer], k->latent_bytes),
+                        g->keys + i * (k->latent_dim + k->rope_dim));
+    return count;
+}
+
+static void score_keys(const attention_task *t, const attention_group *g)
+{
+    const model_config *m = &t->c->base.model->config;
+    int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, stride = rank + m->rope_dim;
+    const float *absorbed[CPU_HEAD_GROUP], *q_rope[CPU_HEAD_GROUP];
+    float y[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], z[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], scale = 1.0f / sqrtf((float)qk_dim);
+    for (int h = 0; h < g->heads; h++) {
+        int64_t at = (int64_t)g->row * m->heads + g->first_head + h;
+        absorbed[h] = t->a->q_absorbed + at * rank;
+        q_rope[h] = t->a->q + at * qk_dim + m->nope_dim;
+    }
+    for (int first = 0, count; first < g->count; first += count) {
+        count = load_keys(t, g, first);
+        cpu_dots(t->c, g->keys, stride, count, absorbed, g->heads, rank, y);
+        cpu_dots(t->c, g->keys + rank, stride, count, q_rope, g->heads, m->rope_dim, z);
+        for (int h = 0; h < g->heads; h++)
+            for (int j = 0; j < count; j++)
+                g->scores[h * m->index_topk + first + j] = (y[h * CPU_COLUMN_BLOCK + j] + z[h * CPU_COLUMN_BLOCK + j]) * scale;
+    }
+}
+
+/* Attention of one row over its selected positions, for one group of heads. */
 static void attend_group(void *context, int index, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    const kv_layout *k = &t->c->base.layout;
-    int groups = head_groups(m), row = index / groups, first_head = index % groups * CPU_HEAD_GROUP;
-    int heads = m->heads - first_head < CPU_HEAD_GROUP ? m->heads - first_head : CPU_HEAD_GROUP;
-    size_t rank = (size_t)m->kv_lora_rank, qk_dim = (size_t)(m->nope_dim + m->rope_dim), topk = (size_t)m->index_topk;
-    const int32_t *selected = t->a->selected + (size_t)row * topk;
-    int n = t->a->selected_count[row];
-    float scale = 1.0f / sqrtf((float)qk_dim);
-    float *key = t->c->scratch[worker], *scores = key + rank + (size_t)m->rope_dim; /* key [rank + rope], scores [CPU_HEAD_GROUP][topk] */
-    size_t first = (size_t)row * (size_t)m->heads + (size_t)first_head;
-    for (int j = 0; j < n; j++) {
-        cpu_latent_load(k, cpu_entry(k, t->s, row, selected[j], k->latent_offset[t->layer], k->latent_bytes), key);
-        for (int h = 0; h < heads; h++) {
-            const float *absorbed = t->a->q_absorbed + (first + (size_t)h) * rank;
-            const float *q_rope = t->a->q + (first + (size_t)h) * qk_dim + m->nope_dim;
-            scores[(size_t)h * topk + (size_t)j] =
-                (cpu_dot(absorbed, key, m->kv_lora_rank) + cpu_dot(q_rope, key + rank, m->rope_dim)) * scale;
-        }
-    }
-    float *out = t->a->attended_latent + first * rank; /* [heads][rank] */
-    memset(out, 0, (size_t)heads * rank * sizeof(float));
-    for (int h = 0; h < heads; h++)
-        softmax(scores + (size_t)h * topk, n);
-    for (int j = 0; j < n; j++) {
-        cpu_latent_load(k, cpu_entry(k, t->s, row, selected[j], k->latent_offset[t->layer], k->latent_bytes), key);
-        for (int h = 0; h < heads; h++)
-            cpu_add_scaled(out + (size_t)h * rank, scores[(size_t)h * topk + (size_t)j], key, m->kv_lora_rank);
+    int64_t rank = m->kv_lora_rank;
+    attention_group g = group_at(t, index, worker);
+    float *out = t->a->attended_latent + ((int64_t)g.row * m->heads + g.first_head) * rank; /* [heads][rank] */
+    score_keys(t, &g);
+    memset(out, 0, (size_t)(g.heads * rank) * sizeof(float));
+    for (int h = 0; h < g.heads; h++)
+        softmax(g.scores + h * m->index_topk, g.count);
+    for (int first = 0, count; first < g.count; first += count) {
+        count = load_keys(t, &g, first);
+        for (int h = 0; h < g.heads; h++)
+            cpu_add_scaled(t->c, out + h * rank, g.scores + h * m->index_topk + first, g.keys, rank + m->rope_dim, count, rank);
     }
 }
 
@@ -127,13 +170,17 @@ static void value_head(void *context, int head, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, v_dim = (size_t)m->v_dim;
-    float *value_row = t->c->scratch[worker]; /* [rank] */
-    for (int i = 0; i < m->v_dim; i++) {
-        matrix_row(&t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim + i, value_row);
-        for (int row = 0; row < t->s->rows; row++) {
-            size_t at = (size_t)row * heads + (size_t)head;
-            t->a->attended[at * v_dim + (size_t)i] = cpu_dot(value_row, t->a->attended_latent + at * rank, m->kv_lora_rank);
+    int64_t first = (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim, rank = m->kv_lora_rank;
+    float *values = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
+    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
+    cpu_rows latents = head_rows(t, t->a->attended_latent, head, (size_t)rank);
+    for (int v = 0, columns; v < m->v_dim; v += columns) {
+        columns = cpu_decode_block(&t->w->kv_b, first + v, first + m->v_dim, values);
+        for (int row = 0, count; row < t->s->rows; row += count) {
+            count = cpu_dots_group(t->c, values, columns, rank, &latents, row, y);
+            for (int i = 0; i < count; i++)
+                memcpy(t->a->attended + ((int64_t)(row + i) * m->heads + head) * m->v_dim + v, y + i * CPU_COLUMN_BLOCK,
+                       (size_t)columns * sizeof(float));
         }
     }
 }
@@ -146,7 +193,7 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
     pool_run(c->workers, m->heads, absorb_head, &t);
     pool_run(c->workers, s->rows * head_groups(m), attend_group, &t);
     pool_run(c->workers, m->heads, value_head, &t);
-    cpu_linear_job out = {.w = &t.w->o, .in = a->attended, .in_stride = (size_t)(m->heads * m->v_dim), .count = s->rows,
-                          .out = a->x, .out_stride = (size_t)m->hidden_size, .add = true};
+    cpu_linear_job out = {.w = &t.w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
+                          .out_stride = (size_t)m->hidden_size, .add = true};
     cpu_linear(c, &out);
 }

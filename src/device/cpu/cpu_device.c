@@ -116,8 +116,8 @@ static void cpu_finish(device *d, const step *s, bool draft, activations *a)
 static void cpu_logits(device *d, const float *hidden, int count, const int32_t *rows, activations *a)
 {
     const model *m = d->model;
-    cpu_linear_job job = {.w = &m->lm_head, .in = hidden, .in_stride = (size_t)m->config.hidden_size, .rows = rows, .count = count,
-                          .out = a->logits, .out_stride = (size_t)m->config.vocab_size};
+    cpu_linear_job job = {.w = &m->lm_head, .x = {hidden, (size_t)m->config.hidden_size, rows, count}, .out = a->logits,
+                          .out_stride = (size_t)m->config.vocab_size};
     cpu_linear(cpu_of(d), &job);
 }
 
@@ -139,10 +139,10 @@ static size_t scratch_floats(const model_config *m, int max_rows)
     wide = largest(wide, (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1));
     size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
     size_t linear = CPU_COLUMN_BLOCK * largest(cols, (size_t)m->kv_lora_rank);
-    size_t attend = (size_t)(m->kv_lora_rank + m->rope_dim) + CPU_HEAD_GROUP * (size_t)m->index_topk;
-    size_t down = (size_t)max_rows * CPU_COLUMN_BLOCK + wide;
+    size_t attend = CPU_COLUMN_BLOCK * (size_t)(m->kv_lora_rank + m->rope_dim) + CPU_HEAD_GROUP * (size_t)m->index_topk;
+    size_t down = CPU_COLUMN_BLOCK * ((size_t)max_rows + wide);
     size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;
-    return largest(largest(linear, attend), largest(down, largest(route, (size_t)m->index_dim)));
+    return largest(largest(linear, attend), largest(down, largest(route, CPU_COLUMN_BLOCK * (size_t)m->index_dim)));
 }
 
 /* inverse frequencies theta^(-2i/dim), every step rounded to f32 as in the reference. */
@@ -174,6 +174,7 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     cpu_device *c = mem_alloc(1, sizeof *c);
     const model_config *config = &m->config;
     size_t pairs = (size_t)limits->max_rows * (size_t)config->experts_per_token;
+    c->kernels = cpu_kernels_at(0);
     c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
     c->max_rows = limits->max_rows;
     c->threads = limits->threads;
@@ -185,8 +186,8 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     c->expert_next = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_next);
     c->expert_rows = arena_alloc(&c->memory, pairs, sizeof *c->expert_rows);
     c->expert_weights = arena_alloc(&c->memory, pairs, sizeof *c->expert_weights);
-    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, generic kernels", limits->threads,
-             limits->threads == 1 ? "" : "s");
+    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, %s kernels", limits->threads,
+             limits->threads == 1 ? "" : "s", c->kernels->name);
     if (c->workers && alloc_private_memory(c, limits, err))
         return &c->base;
     cpu_destroy(&c->base);

@@ -5,46 +5,33 @@
 #include "base/sanitize.h"
 #include "device/cpu/cpu.h"
 
-enum { LANES = 16 };
-
-UNCHECKED_LOOP static float dot(const float *a, const float *b, int64_t n)
+void cpu_dots(const cpu_device *c, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y)
 {
-    float lane[LANES] = {0};
-    int64_t k = 0;
-    for (; k + LANES <= n; k += LANES)
-        for (int j = 0; j < LANES; j++)
-            lane[j] += a[k + j] * b[k + j];
-    for (int j = 0; k < n; k++, j++)
-        lane[j] += a[k] * b[k];
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int j = 0; j < width; j++)
-            lane[j] += lane[j + width];
-    return lane[0];
+    for (int i = 0; i < columns; i++)
+        touch_range(w + i * w_stride, (size_t)n * sizeof *w);
+    for (int i = 0; i < rows; i++)
+        touch_range(x[i], (size_t)n * sizeof *w);
+    c->kernels->dots(w, w_stride, columns, x, rows, n, y);
 }
 
-float cpu_dot(const float *a, const float *b, int64_t n)
-{
-    touch_range(a, (size_t)n * sizeof *a);
-    touch_range(b, (size_t)n * sizeof *b);
-    return dot(a, b, n);
-}
-
-UNCHECKED_LOOP static void add_scaled(float *restrict out, float scale, const float *restrict x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        out[i] += scale * x[i];
-}
-
-void cpu_add_scaled(float *out, float scale, const float *x, int64_t n)
+void cpu_add_scaled(const cpu_device *c, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n)
 {
     touch_range(out, (size_t)n * sizeof *out);
-    touch_range(x, (size_t)n * sizeof *x);
-    add_scaled(out, scale, x, n);
+    for (int i = 0; i < count; i++)
+        touch_range(x + i * x_stride, (size_t)n * sizeof *x);
+    c->kernels->add_scaled(out, scales, x, x_stride, count, n);
+}
+
+static float sum_of_squares(const float *x, int64_t n)
+{
+    float sum;
+    cpu_kernels_generic.dots(x, 0, 1, &x, 1, n, &sum);
+    return sum;
 }
 
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out)
 {
-    float scale = 1.0f / sqrtf(cpu_dot(x, x, n) / (float)n + eps);
+    float scale = 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps);
     for (int64_t i = 0; i < n; i++)
         out[i] = weight[i] * (x[i] * scale);
 }
@@ -90,6 +77,24 @@ void cpu_rotate(float *v, const float *rope, int rope_dim)
     }
 }
 
+int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out)
+{
+    int count = end - first < CPU_COLUMN_BLOCK ? (int)(end - first) : CPU_COLUMN_BLOCK;
+    for (int i = 0; i < count; i++)
+        matrix_row(w, first + i, out + i * w->cols);
+    return count;
+}
+
+int cpu_dots_group(const cpu_device *c, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y)
+{
+    const float *rows[CPU_ROW_GROUP];
+    int count = x->count - first < CPU_ROW_GROUP ? x->count - first : CPU_ROW_GROUP;
+    for (int i = 0; i < count; i++)
+        rows[i] = x->in + (size_t)(x->rows ? x->rows[first + i] : first + i) * x->stride;
+    cpu_dots(c, w, n, columns, rows, count, n, y);
+    return count;
+}
+
 typedef struct linear_task {
     cpu_device *c;
     const cpu_linear_job *job;
@@ -99,18 +104,16 @@ static void linear_block(void *context, int block, int worker)
 {
     const linear_task *t = context;
     const cpu_linear_job *job = t->job;
-    const matrix *w = job->w;
     int64_t first = (int64_t)block * CPU_COLUMN_BLOCK;
-    int columns = w->rows - first < CPU_COLUMN_BLOCK ? (int)(w->rows - first) : CPU_COLUMN_BLOCK;
-    float *decoded = t->c->scratch[worker]; /* [columns][w->cols] */
-    for (int n = 0; n < columns; n++)
-        matrix_row(w, first + n, decoded + n * w->cols);
-    for (int i = 0; i < job->count; i++) {
-        const float *in = job->in + (size_t)(job->rows ? job->rows[i] : i) * job->in_stride;
-        float *out = job->out + (size_t)i * job->out_stride + first;
-        for (int n = 0; n < columns; n++) {
-            float y = cpu_dot(decoded + n * w->cols, in, w->cols);
-            out[n] = job->add ? out[n] + y : y;
+    float *decoded = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][cols] */
+    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
+    int columns = cpu_decode_block(job->w, first, job->w->rows, decoded);
+    for (int row = 0, count; row < job->x.count; row += count) {
+        count = cpu_dots_group(t->c, decoded, columns, job->w->cols, &job->x, row, y);
+        for (int i = 0; i < count; i++) {
+            float *out = job->out + (size_t)(row + i) * job->out_stride + first;
+            for (int n = 0; n < columns; n++)
+                out[n] = job->add ? out[n] + y[i * CPU_COLUMN_BLOCK + n] : y[i * CPU_COLUMN_BLOCK + n];
         }
     }
 }
@@ -123,6 +126,6 @@ void cpu_linear(cpu_device *c, const cpu_linear_job *job)
 
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out)
 {
-    cpu_linear_job job = {.w = w, .in = in, .in_stride = (size_t)w->cols, .count = rows, .out = out, .out_stride = (size_t)w->rows};
+    cpu_linear_job job = {.w = w, .x = {in, (size_t)w->cols, NULL, rows}, .out = out, .out_stride = (size_t)w->rows};
     cpu_linear(c, &job);
 }

@@ -29,14 +29,19 @@ static void gate_up_block(void *context, int index, int worker)
     const cpu_expert_job *job = &t->jobs[index / t->blocks];
     const mlp_weights *w = job->w;
     int64_t hidden = w->gate.cols, wide = w->gate.rows, first = (int64_t)(index % t->blocks) * CPU_COLUMN_BLOCK;
-    float *gate = t->c->scratch[worker], *up = gate + hidden;
-    for (int64_t n = first; n < wide && n < first + CPU_COLUMN_BLOCK; n++) {
-        matrix_row(&w->gate, n, gate);
-        matrix_row(&w->up, n, up);
-        for (int i = 0; i < job->count; i++) {
-            const float *h = t->a->h + (job->rows ? job->rows[i] : i) * hidden;
-            job->act[i * wide + n] = silu(cpu_dot(gate, h, hidden)) * cpu_dot(up, h, hidden);
-        }
+    if (first >= wide)
+        return;
+    float *gate = t->c->scratch[worker], *up = gate + CPU_COLUMN_BLOCK * hidden; /* [CPU_COLUMN_BLOCK][hidden] each */
+    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK], z[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
+    cpu_rows h = {t->a->h, (size_t)hidden, job->rows, job->count};
+    int columns = cpu_decode_block(&w->gate, first, wide, gate);
+    cpu_decode_block(&w->up, first, wide, up);
+    for (int row = 0, count; row < job->count; row += count) {
+        count = cpu_dots_group(t->c, gate, columns, hidden, &h, row, y);
+        cpu_dots_group(t->c, up, columns, hidden, &h, row, z);
+        for (int i = 0; i < count; i++)
+            for (int n = 0; n < columns; n++)
+                job->act[(row + i) * wide + first + n] = silu(y[i * CPU_COLUMN_BLOCK + n]) * z[i * CPU_COLUMN_BLOCK + n];
     }
 }
 
@@ -45,17 +50,22 @@ static void down_block(void *context, int block, int worker)
 {
     const mlp_task *t = context;
     int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * CPU_COLUMN_BLOCK;
-    int columns = hidden - first < CPU_COLUMN_BLOCK ? (int)(hidden - first) : CPU_COLUMN_BLOCK;
+    int columns = 0;
     float *sum = t->c->scratch[worker], *down = sum + t->rows * CPU_COLUMN_BLOCK; /* sum [rows][CPU_COLUMN_BLOCK] */
+    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
     memset(sum, 0, (size_t)(t->rows * CPU_COLUMN_BLOCK) * sizeof(float));
     for (int j = 0; j < t->count; j++) {
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
-        for (int n = 0; n < columns; n++) {
-            matrix_row(&job->w->down, first + n, down);
-            for (int i = 0; i < job->count; i++) {
-                float y = cpu_dot(down, job->act + i * wide, wide);
-                sum[(job->rows ? job->rows[i] : i) * CPU_COLUMN_BLOCK + n] += job->weights ? job->weights[i] * y : y;
+        cpu_rows act = {job->act, (size_t)wide, NULL, job->count};
+        columns = cpu_decode_block(&job->w->down, first, hidden, down);
+        for (int row = 0, count; row < job->count; row += count) {
+            count = cpu_dots_group(t->c, down, columns, wide, &act, row, y);
+            for (int i = 0; i < count; i++) {
+                float *to = sum + (job->rows ? job->rows[row + i] : row + i) * CPU_COLUMN_BLOCK;
+                float weight = job->weights ? job->weights[row + i] : 1.0f; /* a product with 1 is exact */
+                for (int n = 0; n < columns; n++)
+                    to[n] += weight * y[i * CPU_COLUMN_BLOCK + n];
             }
         }
     }

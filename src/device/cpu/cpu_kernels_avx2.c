@@ -1,0 +1,183 @@
+/* The kernels for CPUs with AVX2. The 16 lanes of a sum are two registers, and the additions of one sum wait for each other, so several
+ * sums run side by side: three rows by two columns fill 12 of the 16 registers and need 5 loads for 6 products. Multiplication and
+ * addition stay separate: a fused one rounds once and gives other bits than the generic kernels.
+ *
+ * The end of a vector is loaded with zeros behind it. A zero product changes no lane: a lane is never -0, it begins at +0. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "base/sanitize.h"
+#include "device/cpu/cpu_kernels.h"
+
+/* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
+ * file. What is included above is compiled for any CPU. */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC target("avx2")
+#endif
+
+/* The tiles below must become straight code whose sums live in registers, which C has no word for: gcc and clang have this one. */
+#define TILE UNCHECKED_LOOP __attribute__((always_inline)) static inline
+
+enum { WIDTH = 8, LANES = 16, MOST_SUMS = 6 };
+
+/* Masks of the first n % 16 lanes. */
+UNCHECKED_LOOP static inline void tail_masks(int64_t n, __m256i mask[2])
+{
+    __m256i order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), left = _mm256_set1_epi32((int)(n % LANES));
+    mask[0] = _mm256_cmpgt_epi32(left, order);
+    mask[1] = _mm256_cmpgt_epi32(left, _mm256_add_epi32(order, _mm256_set1_epi32(WIDTH)));
+}
+
+/* Adds the products of half of the lanes (half 0 or 1) at k to the sums of a tile. mask NULL: all eight. */
+TILE void tile_step(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t at, const __m256i *mask,
+                    int half, __m256 sums[MOST_SUMS][2])
+{
+    __m256 in[3];
+    for (int r = 0; r < rows; r++)
+        in[r] = mask ? _mm256_maskload_ps(x[r] + at, *mask) : _mm256_loadu_ps(x[r] + at);
+    for (int c = 0; c < columns; c++) {
+        __m256 weight = mask ? _mm256_maskload_ps(w + c * w_stride + at, *mask) : _mm256_loadu_ps(w + c * w_stride + at);
+        for (int r = 0; r < rows; r++)
+            sums[r * columns + c][half] = _mm256_add_ps(sums[r * columns + c][half], _mm256_mul_ps(weight, in[r]));
+    }
+}
+
+/* Lanes 0 .. 3 after the folds by 8 and 4. */
+TILE __m128 fold(const __m256 sum[2])
+{
+    __m256 s = _mm256_add_ps(sum[0], sum[1]);
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+/* The folds by 2 and 1 of four sums at once. */
+TILE __m128 fold_four(__m128 a, __m128 b, __m128 c, __m128 d)
+{
+    __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+    __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xDD));
+}
+
+/* The sums of a tile; rows and columns are constants where this is inlined. */
+TILE void tile_sums(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n,
+                    __m256 sums[MOST_SUMS][2])
+{
+    int64_t k = 0;
+    for (int i = 0; i < MOST_SUMS; i++)
+        sums[i][0] = sums[i][1] = _mm256_setzero_ps();
+    for (; k + LANES <= n; k += LANES) {
+        tile_step(w, w_stride, columns, x, rows, k, NULL, 0, sums);
+        tile_step(w, w_stride, columns, x, rows, k + WIDTH, NULL, 1, sums);
+    }
+    if (k < n) {
+        __m256i mask[2];
+        tail_masks(n, mask);
+        tile_step(w, w_stride, columns, x, rows, k, &mask[0], 0, sums);
+        if (n - k > WIDTH)
+            tile_step(w, w_stride, columns, x, rows, k + WIDTH, &mask[1], 1, sums);
+    }
+}
+
+UNCHECKED_LOOP static void tile_3x2(const float *w, int64_t w_stride, const float *const *x, int64_t n, float *y)
+{
+    const float *const rows[3] = {x[0], x[1], x[2]};
+    __m256 sums[MOST_SUMS][2];
+    tile_sums(w, w_stride, 2, rows, 3, n, sums);
+    __m128 four = fold_four(fold(sums[0]), fold(sums[1]), fold(sums[2]), fold(sums[3]));
+    __m128 f = fold(sums[4]), g = fold(sums[5]), two = fold_four(f, g, f, g);
+    _mm_storel_pi((__m64 *)(void *)y, four);
+    _mm_storeh_pi((__m64 *)(void *)(y + CPU_COLUMN_BLOCK), four);
+    _mm_storel_pi((__m64 *)(void *)(y + 2 * CPU_COLUMN_BLOCK), two);
+}
+
+UNCHECKED_LOOP static void tile_2x2(const float *w, int64_t w_stride, const float *const *x, int64_t n, float *y)
+{
+    const float *const rows[2] = {x[0], x[1]};
+    __m256 sums[MOST_SUMS][2];
+    tile_sums(w, w_stride, 2, rows, 2, n, sums);
+    __m128 four = fold_four(fold(sums[0]), fold(sums[1]), fold(sums[2]), fold(sums[3]));
+    _mm_storel_pi((__m64 *)(void *)y, four);
+    _mm_storeh_pi((__m64 *)(void *)(y + CPU_COLUMN_BLOCK), four);
+}
+
+UNCHECKED_LOOP static void tile_1x4(const float *w, int64_t w_stride, const float *x, int64_t n, float *y)
+{
+    __m256 sums[MOST_SUMS][2];
+    tile_sums(w, w_stride, 4, &x, 1, n, sums);
+    _mm_storeu_ps(y, fold_four(fold(sums[0]), fold(sums[1]), fold(sums[2]), fold(sums[3])));
+}
+
+UNCHECKED_LOOP static void tile_1x1(const float *w, const float *x, int64_t n, float *y)
+{
+    __m256 sums[MOST_SUMS][2];
+    tile_sums(w, 0, 1, &x, 1, n, sums);
+    __m128 one = fold(sums[0]);
+    _mm_store_ss(y, fold_four(one, one, one, one));
+}
+
+/* One row, all columns. */
+static void dots_row(const float *w, int64_t w_stride, int columns, const float *x, int64_t n, float *y)
+{
+    int c = 0;
+    for (; c + 4 <= columns; c += 4)
+        tile_1x4(w + c * w_stride, w_stride, x, n, y + c);
+    for (; c < columns; c++)
+        tile_1x1(w + c * w_stride, x, n, y + c);
+}
+
+static void avx2_dots(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y)
+{
+    int r = 0, pairs = columns / 2 * 2;
+    while (rows - r >= 2) {
+        int tall = rows - r == 2 || rows - r == 4 ? 2 : 3; /* so that no row is left alone */
+        for (int c = 0; c < pairs; c += 2) {
+            if (tall == 3)
+                tile_3x2(w + c * w_stride, w_stride, x + r, n, y + r * CPU_COLUMN_BLOCK + c);
+            else
+                tile_2x2(w + c * w_stride, w_stride, x + r, n, y + r * CPU_COLUMN_BLOCK + c);
+        }
+        for (int i = r; pairs < columns && i < r + tall; i++)
+            tile_1x1(w + pairs * w_stride, x[i], n, y + i * CPU_COLUMN_BLOCK + pairs);
+        r += tall;
+    }
+    if (r < rows)
+        dots_row(w, w_stride, columns, x[r], n, y + r * CPU_COLUMN_BLOCK);
+}
+
+/* `registers` x 8 values of out, kept in registers while all vectors are added. */
+TILE void add_scaled_tile(float *out, const float *scales, const float *x, int64_t x_stride, int count, int registers)
+{
+    __m256 sum[4];
+    for (int i = 0; i < registers; i++)
+        sum[i] = _mm256_loadu_ps(out + i * WIDTH);
+    for (int v = 0; v < count; v++) {
+        __m256 scale = _mm256_broadcast_ss(scales + v);
+        for (int i = 0; i < registers; i++)
+            sum[i] = _mm256_add_ps(sum[i], _mm256_mul_ps(scale, _mm256_loadu_ps(x + v * x_stride + i * WIDTH)));
+    }
+    for (int i = 0; i < registers; i++)
+        _mm256_storeu_ps(out + i * WIDTH, sum[i]);
+}
+
+UNCHECKED_LOOP static void avx2_add_scaled(float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n)
+{
+    int64_t k = 0;
+    for (; k + 4 * WIDTH <= n; k += 4 * WIDTH)
+        add_scaled_tile(out + k, scales, x + k, x_stride, count, 4);
+    for (; k + WIDTH <= n; k += WIDTH)
+        add_scaled_tile(out + k, scales, x + k, x_stride, count, 1);
+    for (; k < n; k++) {
+        float sum = out[k];
+        for (int v = 0; v < count; v++)
+            sum += scales[v] * x[v * x_stride + k];
+        out[k] = sum;
+    }
+}
+
+const cpu_kernels cpu_kernels_avx2 = {"avx2", avx2_dots, avx2_add_scaled};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
