@@ -1,7 +1,7 @@
 /* The table of number formats, with the decoders and encoders of whole matrices.
  *
- * A decoder walks the blocks that its column range touches and hands each piece, which has one scale, to a small loop
- * without calls or branches. Every product is one f32 multiplication of exact factors, in the same order for
+ * A decoder walks the blocks that its column range touches and hands each piece, which has one scale, or all whole blocks at once, to
+ * the loops of decode_kernels.h. Every product is one f32 multiplication of exact factors, in the same order for
  * every range, so a value does not depend on how it was asked for. */
 #include "formats/format.h"
 
@@ -11,9 +11,10 @@
 
 #include "base/checked.h"
 #include "base/sanitize.h"
+#include "formats/decode_kernels.h"
 #include "formats/scalar.h"
 
-enum { FP8_BLOCK = 128, MXFP4_BLOCK = 32, NVFP4_BLOCK = 16 };
+enum { FP8_BLOCK = 128 };
 
 static int64_t least(int64_t a, int64_t b)
 {
@@ -58,23 +59,12 @@ static void f32_encode_rows(const float *values, int64_t rows, int64_t cols, flo
         memcpy(data, values, (size_t)(rows * cols) * 4);
 }
 
-/* A bf16 is the upper half of an f32. */
-UNCHECKED_LOOP static void bf16_decode_piece(const uint8_t *codes, int64_t count, float *out)
-{
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t code;
-        memcpy(&code, codes + 2 * i, sizeof code);
-        uint32_t bits = (uint32_t)code << 16;
-        memcpy(out + i, &bits, sizeof bits);
-    }
-}
-
 static void bf16_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
 {
     const uint8_t *codes = m->data + (row * m->cols + first_col) * 2;
     touch_range(codes, (size_t)count * 2);
     touch_range(out, (size_t)count * sizeof *out);
-    bf16_decode_piece(codes, count, out);
+    decode_kernels_at(0)->bf16(codes, count, out);
 }
 
 static void bf16_encode_rows(const float *values, int64_t rows, int64_t cols, float tensor_scale, uint8_t *data, uint8_t *scales)
@@ -88,10 +78,11 @@ static void bf16_encode_rows(const float *values, int64_t rows, int64_t cols, fl
 
 /* ---- fp8_block ---- */
 
-static inline void fp8_decode_piece(const uint8_t *restrict codes, int64_t count, float scale, float *restrict out)
+static void fp8_decode_piece(const uint8_t *codes, int64_t count, float scale, float *out)
 {
-    for (int64_t i = 0; i < count; i++)
-        out[i] = e4m3_values[codes[i]] * scale;
+    touch_range(codes, (size_t)count);
+    touch_range(out, (size_t)count * sizeof *out);
+    decode_kernels_at(0)->fp8(codes, count, scale, out);
 }
 
 static void fp8_block_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
@@ -150,58 +141,46 @@ static void fp8_channel_encode_rows(const float *values, int64_t rows, int64_t c
 
 /* ---- mxfp4 and nvfp4: two e2m1 codes to a byte, the even column in the low nibble ---- */
 
-#define PAIR(high, low) {low, high}
-#define PAIRS(high)                                                                                     \
-    PAIR(high, 0.0f), PAIR(high, 0.5f), PAIR(high, 1.0f), PAIR(high, 1.5f), PAIR(high, 2.0f),           \
-    PAIR(high, 3.0f), PAIR(high, 4.0f), PAIR(high, 6.0f), PAIR(high, -0.0f), PAIR(high, -0.5f),         \
-    PAIR(high, -1.0f), PAIR(high, -1.5f), PAIR(high, -2.0f), PAIR(high, -3.0f), PAIR(high, -4.0f), PAIR(high, -6.0f)
-
-/* Both values of every byte: one load instead of two shifts and two loads. */
-static const float e2m1_pairs[256][2] = {
-    PAIRS(0.0f), PAIRS(0.5f), PAIRS(1.0f), PAIRS(1.5f), PAIRS(2.0f), PAIRS(3.0f), PAIRS(4.0f), PAIRS(6.0f),
-    PAIRS(-0.0f), PAIRS(-0.5f), PAIRS(-1.0f), PAIRS(-1.5f), PAIRS(-2.0f), PAIRS(-3.0f), PAIRS(-4.0f), PAIRS(-6.0f)};
-
-/* A whole block: `block` is a constant where this is inlined. (code * scale) * outer; MXFP4 passes outer = 1, which the
- * compiler removes. */
-static inline void fp4_decode_block(const uint8_t *restrict codes, int block, float scale, float outer, float *restrict out)
+/* Columns first .. stop-1 of a packed row, all of one block: where a range does not hold whole blocks. */
+static void fp4_decode_piece(const uint8_t *codes, int64_t first, int64_t stop, float scale, float outer, float *out)
 {
-    for (int i = 0; i < block / 2; i++) {
-        const float *pair = e2m1_pairs[codes[i]];
-        out[2 * i] = pair[0] * scale * outer;
-        out[2 * i + 1] = pair[1] * scale * outer;
-    }
+    for (int64_t col = first; col < stop; col++)
+        *out++ = e2m1_decode((uint8_t)(codes[col / 2] >> 4 * (col % 2))) * scale * outer;
 }
 
-/* Columns first .. stop-1 of a packed row, all of one block; most often they are the whole block. */
-static inline void fp4_decode_piece(const uint8_t *codes, int64_t first, int64_t stop, int block, float scale, float outer, float *out)
+/* The whole blocks of a column range. */
+static int64_t whole_blocks(int64_t first_col, int64_t count, int64_t block, const uint8_t *codes, const uint8_t *scales, float *out)
 {
-    if (stop - first == block) {
-        fp4_decode_block(codes + first / 2, block, scale, outer, out);
-        return;
-    }
-    for (int64_t col = first; col < stop; col++)
-        *out++ = e2m1_pairs[codes[col / 2]][col % 2] * scale * outer;
+    int64_t blocks = first_col % block == 0 ? count / block : 0;
+    touch_range(codes + first_col / 2, (size_t)(blocks * block / 2));
+    touch_range(scales + first_col / block, (size_t)blocks);
+    touch_range(out, (size_t)(blocks * block) * sizeof *out);
+    return blocks;
 }
 
 static void mxfp4_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
 {
     const uint8_t *codes = m->data + row * (m->cols / 2), *scales = m->scales + row * (m->cols / MXFP4_BLOCK);
-    int64_t end = first_col + count;
-    for (int64_t col = first_col, stop; col < end; out += stop - col, col = stop) {
+    int64_t end = first_col + count, blocks = whole_blocks(first_col, count, MXFP4_BLOCK, codes, scales, out);
+    decode_kernels_at(0)->mxfp4(codes + first_col / 2, scales + first_col / MXFP4_BLOCK, blocks, out);
+    out += blocks * MXFP4_BLOCK;
+    for (int64_t col = first_col + blocks * MXFP4_BLOCK, stop; col < end; out += stop - col, col = stop) {
         int64_t block = col / MXFP4_BLOCK;
         stop = least(end, (block + 1) * MXFP4_BLOCK);
-        fp4_decode_piece(codes, col, stop, MXFP4_BLOCK, e8m0_decode(scales[block]), 1.0f, out);
+        fp4_decode_piece(codes, col, stop, e8m0_decode(scales[block]), 1.0f, out);
     }
 }
 
 static void nvfp4_decode_row(const matrix *m, int64_t row, int64_t first_col, int64_t count, float *out)
 {
     const uint8_t *codes = m->data + row * (m->cols / 2), *scales = m->scales + row * (m->cols / NVFP4_BLOCK);
-    int64_t end = first_col + count;
-    for (int64_t col = first_col, stop; col < end; out += stop - col, col = stop) {
+    int64_t end = first_col + count, blocks = whole_blocks(first_col, count, NVFP4_BLOCK, codes, scales, out);
+    decode_kernels_at(0)->nvfp4(codes + first_col / 2, scales + first_col / NVFP4_BLOCK, m->scale, blocks, out);
+    out += blocks * NVFP4_BLOCK;
+    for (int64_t col = first_col + blocks * NVFP4_BLOCK, stop; col < end; out += stop - col, col = stop) {
         int64_t block = col / NVFP4_BLOCK;
         stop = least(end, (block + 1) * NVFP4_BLOCK);
-        fp4_decode_piece(codes, col, stop, NVFP4_BLOCK, e4m3_values[scales[block]], m->scale, out);
+        fp4_decode_piece(codes, col, stop, e4m3_values[scales[block]], m->scale, out);
     }
 }
 
