@@ -285,8 +285,11 @@ static void carry_out(engine *e)
         sequence *s = e->sched_of[g->sequence];
         bool was_running = e->sched[g->sequence].running;
         bool ready = was_running ? take_pages(e, s, g->pages) : settle_admitted(e, s);
-        if (ready && g->rows > 0)
-            add_member(e, s, g);
+        sched_grant granted = *g;
+        if (granted.rows > s->known - s->cached + g->drafts) /* sequences that left put more of it into the tree */
+            granted.rows = s->known - s->cached + g->drafts;
+        if (ready && granted.rows > 0)
+            add_member(e, s, &granted);
         else if (!ready && was_running)
             pause(e, s);
     }
