@@ -299,10 +299,10 @@ static int draft_tokens_within(const node *n, int tokens)
     return n->draft_tokens < tokens ? n->draft_tokens : tokens;
 }
 
+/* A page has draft keys only where its parent has them all: insert_equal sees to that. So the sum counts from the first token on. */
 static void match_add(prefix_match *m, const node *n, int tokens)
 {
-    if (m->draft_tokens == m->tokens)
-        m->draft_tokens += draft_tokens_within(n, tokens);
+    m->draft_tokens += draft_tokens_within(n, tokens);
     m->tokens += tokens;
 }
 
@@ -417,8 +417,9 @@ void prefix_tree_insert(prefix_tree *t, view space, const int32_t *tokens, int c
     }
 }
 
-/* From the page that is idle for longest down to a leaf. Pages on the way were used no later (a sequence drops all its pages at
- * once, in any order): they move to the head of the idle pages, children before parents, so that each is passed once. */
+/* From the page that is idle for longest down to a leaf. Pages on the way became idle together with it at the latest (a sequence
+ * drops all its pages at once, in any order): they move to the head of the idle pages, children before parents, so that each is
+ * passed once. The leaf may be in use, see the header. */
 static node *next_to_evict(prefix_tree *t)
 {
     int32_t page = kv_pages_longest_idle(t->pages);

@@ -10,8 +10,9 @@
  *
  * A page that only the tree uses is idle (kv_pages counts them); prefix_tree_evict gives idle leaves back, least recently used
  * first: a page is used until its last sequence drops it. A page in use by a sequence has parents in use, so every idle page can
- * be given back by evicting leaves. One exception: a page that was replaced by one with more of the draft layer's keys stays with
- * its sequences, whose later pages may then lie behind an idle one; the tree forgets those before it gives the idle one back. */
+ * be given back by evicting leaves. There are exceptions: a sequence keeps its own page when one with more of the draft layer's keys
+ * replaces it in the tree, or when the tree was cleared, and later pages of it may then lie behind an idle one. The tree forgets
+ * such pages where they are in the way, so that idle pages can always be had. */
 #ifndef ENGINE_PREFIX_TREE_H
 #define ENGINE_PREFIX_TREE_H
 
