@@ -201,6 +201,8 @@ static bool check_key(http_exchange *x, const route *r, const tenant *who)
 static bool admit(server *s, http_exchange *x, const route **r, tenant **who)
 {
     add_cross_origin(s, x);
+    if (s->draining)
+        http_close_after(x);
     if (!http_has_added_header(x, "x-content-type-options"))
         http_add_header(x, "X-Content-Type-Options", "nosniff");
     if (!check_host(s, x))

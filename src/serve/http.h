@@ -83,6 +83,7 @@ void http_stream_begin(http_exchange *x, int status, const char *type);      /* 
 void http_stream_write(http_exchange *x, const void *bytes, size_t count);
 void http_stream_end(http_exchange *x);
 bool http_streaming(const http_exchange *x);                /* the reply has begun */
+void http_close_after(http_exchange *x);                    /* before the reply begins: the connection does not stay open after it */
 void http_on_closed(http_exchange *x, void (*closed)(void *context), void *context);
 
 /* Called for every exchange that ended, for logs and metrics. */

@@ -216,6 +216,11 @@ bool http_streaming(const http_exchange *x)
     return x->status != 0;
 }
 
+void http_close_after(http_exchange *x)
+{
+    x->connection->close_after = true;
+}
+
 void http_on_closed(http_exchange *x, void (*closed)(void *context), void *context)
 {
     x->closed = closed;
