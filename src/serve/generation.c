@@ -42,20 +42,6 @@ struct generation {
     slot slots[GENERATION_CHOICES_MOST];
 };
 
-void generation_spec_free(generation_spec *s)
-{
-    token_list_free(&s->prompt);
-    token_list_free(&s->forced);
-    token_list_free(&s->stop_ids);
-    json_decref(s->tools);
-    free(s->bias);
-    for (int i = 0; i < s->stop_count; i++)
-        free(s->stops[i]);
-    free(s->cache_salt);
-    free(s->rid);
-    *s = (generation_spec){0};
-}
-
 /* ---- the list ---- */
 
 static void list_add(generation *g)
@@ -305,10 +291,16 @@ void generation_cancel(generation *g)
 
 int generation_abort(server *s, const char *rid, bool all)
 {
+    return generation_abort_of(s, NULL, rid, all);
+}
+
+int generation_abort_of(server *s, const tenant *who, const char *rid, bool all)
+{
     int found = 0;
     for (generation *g = s->generations; g; g = g->next) {
         bool meant = all ? !rid || text_starts_with(g->rid, rid) : rid && strcmp(g->rid, rid) == 0;
-        if (g->silent || !meant)
+        bool allowed = !who || who->admin || who == g->who;
+        if (g->silent || !meant || !allowed)
             continue;
         found++;
         for (int i = 0; i < g->count; i++)

@@ -93,8 +93,8 @@ bool generation_admits(server *s, const tenant *who, int *status, error *err);
 int generation_retry_after(const server *s, const tenant *who, int status);
 
 /* Submits. On success the generation lives until done or generation_cancel. What is wanted stays the caller's; what is needed is copied.
- * On refusal *status is the HTTP status (400, 429, 503) and err the sentence; NULL is returned. 400 with code ERROR_FIT: prompt and answer do
- * not fit into the context. */
+ * On refusal *status is the HTTP status (400, 429, 503) and err the sentence; NULL is returned. 400 with code ERROR_FIT: prompt and
+ * answer do not fit into the context. */
 generation *generation_start(server *s, const generation_spec *wanted, const tenant *who, const char *request_id,
                              const generation_sink *sink, int *status, error *err);
 
@@ -112,6 +112,9 @@ void generation_take(server *s, engine_event *ev); /* frees what the event owns 
 /* /abort_request: ends the generations with this rid, with `all` those whose rid begins with it (NULL: every one); they finish as
  * GENERATION_ABORTED. Returns how many. */
 int generation_abort(server *s, const char *rid, bool all);
+
+/* The same among the generations of one tenant; of an admin, or NULL: among all. */
+int generation_abort_of(server *s, const tenant *who, const char *rid, bool all);
 
 /* After the engine is gone, so that no event can come any more: frees what is left, without calling a sink. */
 void generation_free_all(server *s);

@@ -344,7 +344,12 @@ static void test_abort(void **state)
     start(&wanted, 200, NULL);
     assert_int_equal(generation_abort(&host, "job", false), 0);
     assert_int_equal(generation_abort(&host, NULL, false), 0);
+    tenant other = {.name = "other"};
+    assert_int_equal(generation_abort_of(&host, &other, "job-1", false), 0);
     assert_false(fake.cancelled[0]);
+    other.admin = true;
+    assert_int_equal(generation_abort_of(&host, &other, "job-1", false), 1);
+    assert_int_equal(generation_abort_of(&host, &who, "job-1", false), 1);
     assert_int_equal(generation_abort(&host, "job", true), 1);
     assert_int_equal(generation_abort(&host, NULL, true), 1);
     assert_int_equal(generation_abort(&host, "job-1", false), 1);
