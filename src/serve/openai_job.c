@@ -18,7 +18,8 @@ void openai_reply_problem(server *s, http_exchange *x, const tenant *who, const 
         snprintf(seconds, sizeof seconds, "%d", generation_retry_after(s, who, e->status));
         http_add_header(x, "Retry-After", seconds);
     }
-    server_reply_json(x, e->status, openai_error_json(e->status, e->param, e->code, e->err.text));
+    const char *code = e->code ? e->code : e->status == 503 ? "overloaded" : e->status == 429 ? "rate_limit_exceeded" : NULL;
+    server_reply_json(x, e->status, openai_error_json(e->status, e->param, code, e->err.text));
 }
 
 openai_job *openai_job_new(server *s, http_exchange *x, const tenant *who, json_t *body)
@@ -283,7 +284,7 @@ static bool start_source(openai_job *j, int index, token_list *prompt, request_e
     token_list_free(prompt);
     if (!s->generation) {
         bool context = e->status == 400 && e->err.code == ERROR_FIT;
-        e->code = context ? "context_length_exceeded" : e->status == 503 ? "overloaded" : e->status == 429 ? "rate_limit_exceeded" : NULL;
+        e->code = context ? "context_length_exceeded" : NULL;
         snprintf(e->param, sizeof e->param, "%s", context ? (j->request.api == API_CHAT ? "messages" : "prompt") : "");
     }
     return s->generation != NULL;

@@ -199,8 +199,8 @@ static void test_documentation(void **state)
     fields_markdown(&table);
     assert_true(file_read(SOURCE_DIR "/docs/api_openai.md", 1 << 20, &page, &err));
     if (!strstr(page.data, table.data)) {
-        print_error("docs/api_openai.md must contain this table:\n%s", table.data);
-        fail();
+        fprintf(stderr, "%s", table.data);
+        fail_msg("docs/api_openai.md must contain the table above");
     }
     text_free(&page);
     text_free(&table);
@@ -242,7 +242,8 @@ static void test_values(void **state)
     assert_true(q.r.spec.params.temperature == 0.6 && q.r.spec.params.top_p == 0.95 && q.r.spec.params.logprobs == -1);
     assert_true(q.r.spec.choices == 1 && q.r.spec.max_tokens == 0 && !q.r.spec.one_call && q.r.spec.stop_count == 0);
     request_end(&q);
-    q = accepted(API_COMPLETIONS, "\"prompt\": \"x\", \"logprobs\": 0, \"n\": 2, \"best_of\": 2, \"skip_special_tokens\": false, \"stop\": \"z\"");
+    q = accepted(API_COMPLETIONS, "\"prompt\": \"x\", \"logprobs\": 0, \"n\": 2, \"best_of\": 2, "
+                                  "\"skip_special_tokens\": false, \"stop\": \"z\"");
     assert_true(q.r.spec.params.logprobs == 0 && q.r.spec.keep_special && q.r.spec.stop_count == 1 && !q.r.spec.chat);
     request_end(&q);
     CHAT("\"logprobs\": true");
@@ -269,8 +270,8 @@ static void test_bad_values(void **state)
     CHAT_REFUSED("\"stop\": \"\"", "stop", "expected 1 to 1024 bytes");
     CHAT_REFUSED("\"stop\": [\"a\", 1]", "stop", "stop[1]: expected a string");
     CHAT_REFUSED("\"stop\": [\"a\\u0000b\"]", "stop", "without NUL");
-    CHAT_REFUSED("\"stop\": [\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\"]", "stop",
-                 "at most 16");
+    CHAT_REFUSED("\"stop\": [\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\"]",
+                 "stop", "at most 16");
     CHAT_REFUSED("\"stop_token_ids\": [-1]", "stop_token_ids", "stop_token_ids[0]: the model's tokens go from 0");
     CHAT_REFUSED("\"logit_bias\": {\"x\": 1}", "logit_bias", "token ids from 0");
     CHAT_REFUSED("\"logit_bias\": {\"1\": 101}", "logit_bias", "token 1 must be a number from -100 to 100");
@@ -354,8 +355,8 @@ static void test_bad_messages(void **state)
     refuse(API_CHAT, "\"messages\": [1]", 400, "messages", "messages[0]");
     refuse(API_CHAT, "\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", 400, "messages",
            "\"image_url\" parts are not supported");
-    refuse(API_CHAT, "\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"reasoning\": \"x\", \"reasoning_content\": \"y\"}]", 400,
-           "messages", "differ");
+    refuse(API_CHAT, "\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"reasoning\": \"x\", \"reasoning_content\": \"y\"}]",
+           400, "messages", "differ");
     CHAT_REFUSED("\"continue_final_message\": true", "continue_final_message", "must be the assistant's");
     CHAT_REFUSED("\"continue_final_message\": true, \"add_generation_prompt\": true", "continue_final_message", "exclude each other");
     CHAT_REFUSED("\"chat_template_kwargs\": {\"clear_thinking\": false}", "chat_template_kwargs", "clear_thinking");
