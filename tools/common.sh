@@ -107,6 +107,24 @@ need_page() {
         "with a network, run this again." >&2
 }
 
+# Installs what tests/e2e needs: node, npm and Chromium from Debian, and the clients by npm. Without a network the other tests still run:
+# a failure is told here, and the tests that need it say that they were skipped.
+need_e2e() {
+    need npm have npm
+    need chromium have chromium
+    (install_missing) || true
+    missing=()
+    local folder=$root/tests/e2e log=$root/build/log/npm-e2e.log
+    cmp -s "$folder/package-lock.json" "$folder/node_modules/.installed" && return 0
+    mkdir -p "$root/build/log"
+    if have npm && (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=0) >"$log" 2>&1; then
+        cp "$folder/package-lock.json" "$folder/node_modules/.installed"
+    else
+        echo "warning: the packages of tests/e2e could not be installed with npm; the end-to-end tests are skipped." \
+            "What npm said is in build/log/npm-e2e.log." >&2
+    fi
+}
+
 # configure PRESET OPTION...
 configure() {
     local preset=$1
