@@ -17,8 +17,8 @@
 #include "commands/commands.h"
 
 static const command *const commands[] = {
-    &command_chat, &command_run, &command_inspect, &command_quantize, &command_eval, &command_tokenize, &command_render, &command_logits,
-    &command_help, &command_completion, &command_man, &command_version,
+    &command_serve, &command_chat, &command_run, &command_inspect, &command_quantize, &command_eval, &command_tokenize, &command_render,
+    &command_logits, &command_help, &command_completion, &command_man, &command_version,
 };
 
 static const program drawbridge = {
@@ -119,7 +119,8 @@ static int run_command(const command *c, int count, char **arguments)
 static int show_status(void)
 {
     printf("drawbridge %s: %s\n\n"
-           "  drawbridge chat                      talk to the built-in model\n"
+           "  drawbridge serve                     serve the built-in model and its web page\n"
+           "  drawbridge chat                      talk to it in the terminal\n"
            "  drawbridge run -p 'What is 2 + 3?'   one question, one answer\n"
            "  drawbridge help                      all commands\n",
            drawbridge.version, drawbridge.summary);
