@@ -3,8 +3,9 @@
  *
  * Fixed depth: always that many. Auto: from the measured acceptance of each draft position and the measured time of steps (as
  * a function of their rows) and of draft steps, the depth with the most tokens per second is chosen, per number of decoding
- * sequences; depth 0 when guessing loses, as it does where a step's time grows with its rows. From time to time another depth is tried for a
- * few steps, so that the measurements stay true. Everything is a function of what was recorded, so a virtual clock works.
+ * sequences; depth 0 when guessing loses, as it does where a step's time grows with its rows. From time to time another depth is
+ * tried for a few steps, so that the measurements stay true. Everything is a function of what was recorded, so a virtual clock
+ * works.
  *
  * Simulated acceptance is for benchmarks of speed alone: drafts are accepted by lot, right or wrong, so that the mean number
  * of tokens per step is as asked for. The output is then not the model's. */
@@ -26,7 +27,7 @@ typedef struct spec_options {
     double simulate; /* mean tokens per step, 1 .. depth + 1 (needs SPEC_FIXED); 0: real acceptance */
 } spec_options;
 
-/* "off", "auto", "auto:5", or a number. */
+/* "off", "auto" (up to 5), "auto:N", or a number. */
 bool spec_options_parse(const char *words, spec_options *out, error *err);
 
 typedef struct spec spec;
