@@ -72,7 +72,7 @@ export class Answer {
             const [value, unit] = duration(((this.thoughtEnd || this.lastToken) - this.firstToken) / 1000);
             this.summary.textContent = `Thought for ${value} ${unit}`;
         } else {
-            const peek = this.reasoning.replace(/\s+/g, " ").slice(-60).trim();
+            const peek = this.reasoning.replace(/\s+/g, " ").slice(-60).replace(/^\S* /, "").trim();
             this.summary.replaceChildren("thinking … ", make("span", {className: "peek"}, peek));
         }
     }

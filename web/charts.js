@@ -2,6 +2,9 @@
 import {count, duration, make} from "./dom.js";
 
 const ms = (v) => duration(v).join(" ");
+/* The time of day, with seconds when little is shown. */
+const clock = (t, shown) => new Date(t * 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit",
+    ...(shown <= 120 && {second: "2-digit"})});
 const share = (v) => `${(v * 100).toFixed(v > 0 && v < 0.1 ? 1 : 0)} %`;
 
 /* key: the series in /dashboard.json; colour: a custom property of page.css; stack: drawn on top of the series before it. */
@@ -82,7 +85,7 @@ class Chart {
             width: this.plot.clientWidth || 400, height: 170, legend: {show: false}, padding: [8, 8, 0, 0],
             cursor: {sync: {key: "dashboard"}, drag: {x: false, y: false}, points: {size: 6}, y: false},
             scales: {x: {time: true, range: () => window()}, y: {range}},
-            axes: [{...axis, size: 28, space: 70}, {...axis, size: 58, space: 34, values: (u, ticks) => ticks.map((v) => this.about.format(v))}],
+            axes: [{...axis, size: 28, space: 70, values: (u, ticks) => ticks.map((t) => clock(t, this.from))}, {...axis, size: 58, space: 34, values: (u, ticks) => ticks.map((v) => this.about.format(v))}],
             series: [{}, ...this.linesOf(columns).map((l) => this.lineOptions(l))],
             bands: this.about.lines.some((l) => l.stack) ? [{series: [2, 1]}] : [],
             hooks: {setCursor: [() => this.showValues()]},

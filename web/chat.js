@@ -109,6 +109,7 @@ function send(text) {
     if (!text.trim() || running || !requestFields()) return false;
     if (newest?.pending) messages.push(...newest.giveResults()); /* every call needs an answer before the next turn */
     byId("welcome").hidden = true;
+    for (const old of log().querySelectorAll(".problem button")) old.remove(); /* the conversation goes on, what failed stays failed */
     messages.push({role: "user", content: text});
     const words = make("div", {className: "words"});
     show(words, text);

@@ -29,8 +29,8 @@ function figuresOf({current: c, speculation: s, server}) {
     const ms = (v) => duration(v).join(" ");
     const list = [
         figure("Output", [count(c.output_tps), "tok/s"], `${count(c.output_tokens)} tokens since the start`),
-        figure("First token, median", duration(c.ttft_p50), `p95 ${ms(c.ttft_p95)}`),
-        figure("Between tokens, median", duration(c.itl_p50), `p95 ${ms(c.itl_p95)} · p99 ${ms(c.itl_p99)}`),
+        figure("First token, p50", duration(c.ttft_p50), `p95 ${ms(c.ttft_p95)}`),
+        figure("Next token, p50", duration(c.itl_p50), `p95 ${ms(c.itl_p95)} · p99 ${ms(c.itl_p99)}`),
         figure("Running", [count(c.running), `of ${count(server.max_running)}`], `${count(c.waiting)} queued`),
         figure("KV pages in use", percent(c.pages ? c.pages_used / c.pages : null),
             `${count(c.pages_used)} of ${count(c.pages)} · ${count(c.pages_idle)} cached`),
@@ -72,7 +72,7 @@ function showFacts({server: v, current: c}) {
         ["Model", v.model], ["Context", `${count(v.max_context)} tokens`], ["KV capacity", `${count(v.kv_tokens)} tokens`],
         ["Queue", `at most ${count(v.max_waiting)}`], ["Requests", `${count(c.requests)}, ${count(c.refused)} refused`],
         ["Preemptions", count(c.preemptions)], ["Connections", count(v.connections)],
-        ["Running since", uptime(v.started) + (v.draining ? ", draining" : "")], ["Version", v.version],
+        ["Up for", uptime(v.started) + (v.draining ? ", draining" : "")], ["Version", v.version],
     ];
     showList(byId("facts"), facts, () => make("div", {}, make("dt"), make("dd")), (node, [name, value]) => {
         setText(node.children[0], name);

@@ -1,4 +1,4 @@
-/* Small helpers. Text always goes in as text: nothing on this page sets innerHTML. */
+/* Small helpers. Text always goes in as text, never as markup. */
 
 export const byId = (id) => document.getElementById(id);
 
@@ -28,6 +28,7 @@ export const count = (n) => Math.round(n).toLocaleString("en-US");
 /* Seconds with three figures and a unit: [number, unit]. */
 export function duration(seconds) {
     if (seconds == null) return ["–", ""];
+    if (seconds === 0) return ["0", "ms"];
     const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
     return [value < 10 ? value.toFixed(1) : String(Math.round(value)), unit];
 }

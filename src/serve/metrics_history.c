@@ -62,15 +62,16 @@ static double ratio(uint64_t part, uint64_t whole)
     return whole ? (double)part / (double)whole : NAN;
 }
 
-/* Rates of the latest second: since the snapshot before. */
-static void sample_rates(float *v, const engine_counters *c, const engine_counters *before, double elapsed_s)
+/* Tokens per second: output since the snapshot before, prompts since the oldest of the window. */
+static void sample_rates(float *v, const history *h, const engine_counters *c, uint64_t now_us, uint64_t window)
 {
-    double output = (double)(c->output_tokens - before->output_tokens);
-    double cached = (double)(c->cached_tokens - before->cached_tokens);
-    double prompt = (double)(c->prompt_tokens - before->prompt_tokens);
-    v[SERIES_OUTPUT_TPS] = (float)(output / elapsed_s);
-    v[SERIES_PROMPT_TPS] = (float)((prompt - cached) / elapsed_s);
-    v[SERIES_CACHED_TPS] = (float)(cached / elapsed_s);
+    uint64_t before = (h->seconds - 1) % (METRICS_WINDOW_S + 1), oldest = (h->seconds - window) % (METRICS_WINDOW_S + 1);
+    const engine_counters *old = &h->past[oldest];
+    double second_s = (double)(now_us - h->past_us[before]) * 1e-6, window_s = (double)(now_us - h->past_us[oldest]) * 1e-6;
+    double cached = (double)(c->cached_tokens - old->cached_tokens), prompt = (double)(c->prompt_tokens - old->prompt_tokens);
+    v[SERIES_OUTPUT_TPS] = (float)((double)(c->output_tokens - h->past[before].output_tokens) / second_s);
+    v[SERIES_PROMPT_TPS] = (float)((prompt - cached) / window_s);
+    v[SERIES_CACHED_TPS] = (float)(cached / window_s);
 }
 
 static void sample_levels(float *v, const engine_counters *c, int connections)
@@ -115,9 +116,10 @@ static void remember_gauges(history *h, const float *v)
 }
 
 /* The next second begins with empty histograms. */
-static void next_second(history *h, const engine_counters *c)
+static void next_second(history *h, const engine_counters *c, uint64_t now_us)
 {
     h->past[h->seconds % (METRICS_WINDOW_S + 1)] = *c;
+    h->past_us[h->seconds % (METRICS_WINDOW_S + 1)] = now_us;
     h->seconds++;
     memset(&h->ttft[h->seconds % METRICS_CURRENT_S], 0, sizeof h->ttft[0]);
     memset(&h->itl[h->seconds % METRICS_CURRENT_S], 0, sizeof h->itl[0]);
@@ -128,27 +130,26 @@ void metrics_tick(metrics *m, const engine_counters *c, int connections, uint64_
     history *h = &m->history;
     if (h->seconds == 0) { /* the first call only says where counting begins */
         h->latest_us = now_us;
-        next_second(h, c);
+        next_second(h, c, now_us);
         return;
     }
     if (now_us < h->latest_us + 500000)
         return;
     uint64_t window = h->seconds < METRICS_WINDOW_S ? h->seconds : METRICS_WINDOW_S;
-    const engine_counters *before = &h->past[(h->seconds - 1) % (METRICS_WINDOW_S + 1)];
     const engine_counters *old = &h->past[(h->seconds - window) % (METRICS_WINDOW_S + 1)];
     history_sample *s = &h->samples[h->taken % METRICS_HISTORY_S];
     int64_t t = (int64_t)(now_us / 1000000);
     if (h->taken && t <= h->samples[(h->taken - 1) % METRICS_HISTORY_S].t)
         t = h->samples[(h->taken - 1) % METRICS_HISTORY_S].t + 1;
     s->t = t;
-    sample_rates(s->values, c, before, (double)(now_us - h->latest_us) * 1e-6);
+    sample_rates(s->values, h, c, now_us, window);
     sample_levels(s->values, c, connections);
     sample_ratios(s->values, c, old);
     sample_percentiles(s->values, h);
     remember_gauges(h, s->values);
     h->taken++;
     h->latest_us = now_us;
-    next_second(h, c);
+    next_second(h, c, now_us);
 }
 
 static json_t *number_or_null(double value)

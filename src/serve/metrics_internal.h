@@ -48,8 +48,8 @@ double log_histogram_quantile(const log_histogram *h, double q); /* seconds; NAN
 /* The series of a sample; NAN: nothing to measure. */
 typedef enum series_id {
     SERIES_OUTPUT_TPS,
-    SERIES_PROMPT_TPS,  /* prompt tokens to compute, counted when their request is admitted */
-    SERIES_CACHED_TPS,  /* prompt tokens found in the prefix cache */
+    SERIES_PROMPT_TPS,  /* prompt tokens to compute; counted when their request is admitted, hence the mean of the window */
+    SERIES_CACHED_TPS,  /* prompt tokens found in the prefix cache; likewise */
     SERIES_RUNNING,
     SERIES_WAITING,
     SERIES_PAGES_USED,
@@ -80,7 +80,8 @@ typedef struct history {
     uint64_t latest_us;                                  /* time of the latest sample */
     log_histogram ttft[METRICS_CURRENT_S], itl[METRICS_CURRENT_S]; /* per second, rings; [seconds % METRICS_CURRENT_S] is being filled */
     uint64_t seconds;                                    /* ticks taken */
-    engine_counters past[METRICS_WINDOW_S + 1];          /* ring by tick; only the counters matter */
+    engine_counters past[METRICS_WINDOW_S + 1];          /* ring by tick */
+    uint64_t past_us[METRICS_WINDOW_S + 1];              /* when they were taken */
     double hit_rate, tokens_per_step, output_tps;        /* latest known, for gauges */
 } history;
 
