@@ -93,18 +93,22 @@ install_missing() {
     missing=()
 }
 
-# Installs uPlot, which draws the page's charts, into web/node_modules. Everything else works without it, so that a failure here (no
-# network) is told and not the end.
+# Installs uPlot, which draws the page's charts, into web/node_modules. Everything else works without it, so a failure (no network) is
+# told and is not the end. It is tried once per build directory, so that later starts neither wait nor ask for a password.
 need_page() {
-    local library=$root/web/node_modules/uplot/dist/uPlot.iife.min.js log=$root/build/log/npm.log
+    local library=$root/web/node_modules/uplot/dist/uPlot.iife.min.js log=$root/build/log/npm.log tried=$root/build/without-charts
     [ -f "$library" ] && return 0
-    mkdir -p "$root/build/log"
-    have npm || (missing=(npm) && install_missing) || true
-    if have npm && (cd "$root/web" && npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=0) >"$log" 2>&1 && [ -f "$library" ]; then
-        return 0
+    if [ ! -f "$tried" ]; then
+        mkdir -p "$root/build/log"
+        have npm || (missing=(npm) && install_missing) || true
+        if have npm; then
+            (cd "$root/web" && npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=0) >"$log" 2>&1 || true
+        fi
+        [ -f "$library" ] && return 0
+        touch "$tried"
     fi
-    echo "warning: uPlot could not be installed with npm, so that the page is built WITHOUT CHARTS. What npm said is in build/log/npm.log;" \
-        "with a network, run this again." >&2
+    echo "warning: uPlot is not in web/node_modules and could not be installed: the page is built WITHOUT CHARTS." \
+        "With a network, run \"npm ci\" in web/ and start again; build/log/npm.log says what failed." >&2
 }
 
 # Installs what tests/e2e needs: node, npm and Chromium from Debian, and the clients by npm. Without a network the other tests still run:
