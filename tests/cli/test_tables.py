@@ -94,7 +94,7 @@ class Tables(Case):
 class Program(Case):
     def test_without_arguments(self):
         out = self.succeed()
-        self.assertEqual(out.count("\n  drawbridge "), 3)
+        self.assertEqual(out.count("\n  drawbridge "), 4)
 
     def test_wrong_commands(self):
         self.refuse(2, 'drawbridge: unknown command "tokenise"; did you mean tokenize?', "tokenise")
