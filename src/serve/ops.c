@@ -39,7 +39,7 @@ static double accept_rate(const engine_counters *c)
 static double throughput(const server *s, const engine_counters *c)
 {
     json_t *history = metrics_history(s->metrics, c, INT64_MAX); /* no samples, only what is true now */
-    double tps = json_number_value(json_object_get(json_object_get(history, "now"), "output_tps"));
+    double tps = json_number_value(json_object_get(json_object_get(history, "current"), "output_tps"));
     json_decref(history);
     return tps;
 }
@@ -93,7 +93,8 @@ static json_t *limits_json(const server *s)
 {
     const server_limits *l = &s->options.limits;
     return json_pack("{s:i, s:i, s:i, s:f, s:f, s:b}", "max_tokens", l->max_tokens, "default_max_tokens", l->default_max_tokens,
-                     "max_choices", l->max_choices, "request_s", l->request_s, "drain_s", l->drain_s, "api_keys", tenants_have_keys(s->tenants));
+                     "max_choices", l->max_choices, "request_s", l->request_s, "drain_s", l->drain_s, "api_keys",
+                     tenants_have_keys(s->tenants));
 }
 
 /* The list and its names are those that benchmarks for sglang read. */

@@ -17,6 +17,7 @@ enum { FAKE_GENERATIONS = 8 };
 
 struct http_exchange {
     const char *body;
+    const char *path;
     const char *query[8][2];  /* name, value */
     text headers;             /* "name: value\n" */
     int status;               /* 0: no reply yet */
@@ -41,7 +42,8 @@ static generation fake_generations[FAKE_GENERATIONS];
 static int fake_generation_count;
 static int fake_refuse_status;  /* of generation_start; 0: accept */
 static int fake_refuse_from;    /* index of the first one that is refused */
-static engine_facts fake_facts = {.max_running = 4, .max_waiting = 8, .max_context = 1000, .step_rows = 64, .kv_tokens = 6400, .page_bytes = 1024};
+static engine_facts fake_facts = {.max_running = 4, .max_waiting = 8, .max_context = 1000, .step_rows = 64, .kv_tokens = 6400,
+                                  .page_bytes = 1024};
 static engine_counters fake_counters;
 static int fake_flushes, fake_aborts;
 static char fake_abort_rid[128];
@@ -70,6 +72,11 @@ const char *http_request_id(const http_exchange *x)
 {
     (void)x;
     return "req-1";
+}
+
+const char *http_path(const http_exchange *x)
+{
+    return x->path;
 }
 
 view http_body(const http_exchange *x)
@@ -314,6 +321,16 @@ static inline void fake_done(generation *g)
     if (!g->cancelled && g->sink.done)
         g->sink.done(g->sink.context);
     g->done = true;
+}
+
+/* ---- metrics.h ---- */
+
+json_t *metrics_history(const metrics *m, const engine_counters *c, int64_t since)
+{
+    (void)m;
+    (void)c;
+    (void)since;
+    return json_pack("{s:{s:f}}", "current", "output_tps", 12.5);
 }
 
 /* ---- engine.h ---- */

@@ -25,7 +25,8 @@ static json_t *parse(const char *json)
 static json_t *body_with(const char *more)
 {
     text t = {0};
-    text_add_format(&t, "{\"model\":\"m\",\"max_tokens\":2000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]%s%s}", *more ? "," : "", more);
+    text_add_format(&t, "{\"model\":\"m\",\"max_tokens\":2000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]%s%s}",
+                    *more ? "," : "", more);
     json_t *v = parse(t.data);
     text_free(&t);
     return v;
@@ -83,7 +84,8 @@ static void test_fields_refused(void **state)
         {"\"thinking\":{\"type\":\"enabled\"}", "thinking.budget_tokens: goes with"},
         {"\"thinking\":{\"type\":\"adaptive\",\"budget_tokens\":2000}", "thinking.budget_tokens: goes with"},
         {"\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1023}", "thinking.budget_tokens: must be from 1024"},
-        {"\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2000}", "thinking.budget_tokens: must be less than max_tokens, found 2000 and 2000"},
+        {"\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2000}", "thinking.budget_tokens: must be less than max_tokens, found 2000 "
+         "and 2000"},
         {"\"thinking\":{\"type\":\"adaptive\",\"display\":\"all\"}", "thinking.display: \"all\" is not"},
         {"\"thinking\":{\"type\":\"disabled\",\"display\":\"omitted\"}", "thinking.display: does not go"},
         {"\"thinking\":{\"type\":\"adaptive\",\"x\":1}", "thinking.x: not supported"},
@@ -113,7 +115,8 @@ static void test_fields_refused(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         expect_refusal(body_with(rows[i][0]), false, rows[i][1]);
     expect_refusal(parse("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"), false, "model: the field is missing");
-    expect_refusal(parse("{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"), false, "max_tokens: the field is missing");
+    expect_refusal(parse("{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"), false,
+                   "max_tokens: the field is missing");
     expect_refusal(parse("{\"model\":\"m\",\"max_tokens\":0}"), false, "max_tokens: must be from 1");
     expect_refusal(parse("{\"model\":\"m\",\"max_tokens\":1}"), false, "messages: expected an array");
     expect_refusal(parse("[]"), false, "request: expected an object");
@@ -143,7 +146,8 @@ static void test_tool_choice_refused(void **state)
 static void test_fields_work(void **state)
 {
     (void)state;
-    json_t *b = body_with("\"stream\":true,\"temperature\":0.5,\"top_p\":0.9,\"top_k\":3,\"stop_sequences\":[\"END\"],\"metadata\":{\"user_id\":"
+    json_t *b = body_with("\"stream\":true,\"temperature\":0.5,\"top_p\":0.9,\"top_k\":3,\"stop_sequences\":[\"END\"],"
+                          "\"metadata\":{\"user_id\":"
                           "\"u\"},\"service_tier\":\"auto\",\"container\":null,\"cache_control\":{\"type\":\"ephemeral\",\"ttl\":\"1h\"},"
                           "\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1999,\"display\":\"omitted\"},"
                           "\"output_config\":{\"effort\":\"low\"},\"context_management\":{\"edits\":[{\"type\":\"clear_thinking_20251015\","
@@ -202,7 +206,8 @@ static void test_tools_convert(void **state)
     json_t *b = body_with("\"tools\":[{\"type\":\"custom\",\"name\":\"get\",\"description\":\"d\",\"input_schema\":{\"type\":\"object\"},"
                           "\"cache_control\":{\"type\":\"ephemeral\"},\"strict\":false,\"eager_input_streaming\":true,"
                           "\"allowed_callers\":[\"direct\"]}]");
-    json_t *expected = parse("[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"description\":\"d\",\"parameters\":{\"type\":\"object\"}}}]");
+    json_t *expected = parse("[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"description\":\"d\","
+                             "\"parameters\":{\"type\":\"object\"}}}]");
     anthropic_request r = accepted(b);
     assert_true(json_equal(r.tools, expected));
     anthropic_request_free(&r);
@@ -234,10 +239,12 @@ static void expect_messages(const char *messages, const char *more, const char *
     json_decref(e);
 }
 
-#define CALLS "{\"type\":\"tool_use\",\"id\":\"t1\",\"name\":\"f\",\"input\":{\"x\":1}},{\"type\":\"tool_use\",\"id\":\"t2\",\"name\":\"g\",\"input\":{}}"
+#define CALLS "{\"type\":\"tool_use\",\"id\":\"t1\",\"name\":\"f\",\"input\":{\"x\":1}},{\"type\":\"tool_use\",\"id\":\"t2\"," \
+"\"name\":\"g\",\"input\":{}}"
 #define ASKED "{\"role\":\"user\",\"content\":\"go\"},{\"role\":\"assistant\",\"content\":[" CALLS "]}"
 #define CALLED                                                                                                                  \
-    "{\"role\":\"user\",\"content\":\"go\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"t1\",\"type\":\"function\",\"function\":{\"name\":"  \
+    "{\"role\":\"user\",\"content\":\"go\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"t1\",\"type\":\"function\"," \
+    "\"function\":{\"name\":" \
     "\"f\",\"arguments\":{\"x\":1}}},{\"id\":\"t2\",\"type\":\"function\",\"function\":{\"name\":\"g\",\"arguments\":{}}}]}"
 
 static void test_messages(void **state)
@@ -245,21 +252,30 @@ static void test_messages(void **state)
     (void)state;
     expect_messages("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"b\","
                     "\"cache_control\":{\"type\":\"ephemeral\"}},{\"type\":\"text\",\"text\":\"c\",\"citations\":null}]}]",
-                    "\"system\":[{\"type\":\"text\",\"text\":\"s\"},{\"type\":\"text\",\"text\":\"t\",\"cache_control\":{\"type\":\"ephemeral\"}}]",
+                    "\"system\":[{\"type\":\"text\",\"text\":\"s\"},{\"type\":\"text\",\"text\":\"t\","
+                    "\"cache_control\":{\"type\":\"ephemeral\"}}]",
                     "[{\"role\":\"system\",\"content\":\"s\\n\\nt\"},{\"role\":\"user\",\"content\":\"a\\n\\nb\\n\\nc\"}]");
-    expect_messages("[{\"role\":\"user\",\"content\":\"a\\u0000b\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"hm\","
-                    "\"signature\":\"s\"},{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"thinking\",\"thinking\":\"!\"},{\"type\":\"text\",\"text\":"
+    expect_messages("[{\"role\":\"user\",\"content\":\"a\\u0000b\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\","
+                    "\"thinking\":\"hm\","
+                    "\"signature\":\"s\"},{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"thinking\",\"thinking\":\"!\"},"
+                    "{\"type\":\"text\",\"text\":"
                     "\"B\"}]},{\"role\":\"user\",\"content\":\"c\"}]", "\"system\":\"s\"",
-                    "[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"a\\u0000b\"},{\"role\":\"assistant\",\"content\":\"AB\","
+                    "[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"a\\u0000b\"},{\"role\":\"assistant\","
+                    "\"content\":\"AB\","
                     "\"reasoning_content\":\"hm!\"},{\"role\":\"user\",\"content\":\"c\"}]");
-    expect_messages("[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t2\",\"content\":[{\"type\":\"text\","
-                    "\"text\":\"p\"},{\"type\":\"text\",\"text\":\"q\"}]},{\"type\":\"tool_result\",\"tool_use_id\":\"t1\",\"content\":\"r\","
+    expect_messages("[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t2\","
+                    "\"content\":[{\"type\":\"text\","
+                    "\"text\":\"p\"},{\"type\":\"text\",\"text\":\"q\"}]},{\"type\":\"tool_result\",\"tool_use_id\":\"t1\","
+                    "\"content\":\"r\","
                     "\"is_error\":true},{\"type\":\"text\",\"text\":\"and?\"}]}]", "",
-                    "[" CALLED ",{\"role\":\"tool\",\"tool_call_id\":\"t1\",\"content\":\"Error: r\"},{\"role\":\"tool\",\"tool_call_id\":\"t2\","
+                    "[" CALLED ",{\"role\":\"tool\",\"tool_call_id\":\"t1\",\"content\":\"Error: r\"},{\"role\":\"tool\","
+                    "\"tool_call_id\":\"t2\","
                     "\"content\":\"p\\n\\nq\"},{\"role\":\"user\",\"content\":\"and?\"}]");
-    expect_messages("[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\"}]},{\"role\":\"user\",\"content\":"
+    expect_messages("[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\"}]},{\"role\":\"user\","
+                    "\"content\":"
                     "[{\"type\":\"tool_result\",\"tool_use_id\":\"t2\",\"content\":[]}]}]", "",
-                    "[" CALLED ",{\"role\":\"tool\",\"tool_call_id\":\"t1\",\"content\":\"\"},{\"role\":\"tool\",\"tool_call_id\":\"t2\",\"content\":"
+                    "[" CALLED ",{\"role\":\"tool\",\"tool_call_id\":\"t1\",\"content\":\"\"},{\"role\":\"tool\",\"tool_call_id\":\"t2\","
+                    "\"content\":"
                     "\"\"}]");
 }
 
@@ -288,24 +304,31 @@ static void test_messages_refused(void **state)
         {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\"}]}]", "messages[0].content[0].thinking: expected a string"},
         {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":\"{}\"}]}]",
          "messages[0].content[0].input: expected an object"},
-        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"\",\"name\":\"f\",\"input\":{}}]}]", "messages[0].content[0].id:"},
-        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"\",\"input\":{}}]}]", "messages[0].content[0].name:"},
-        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":{},\"caller\":{\"type\":\"x\"}}]}]",
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"\",\"name\":\"f\",\"input\":{}}]}]",
+         "messages[0].content[0].id:"},
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"\",\"input\":{}}]}]",
+         "messages[0].content[0].name:"},
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":{},"
+         "\"caller\":{\"type\":\"x\"}}]}]",
          "messages[0].content[0].caller:"},
         {"[{\"role\":\"assistant\",\"content\":[" CALLS "," CALLS "]}]", "messages[0].content[2].id: another tool_use"},
         {"[" ASKED "]", "messages[1]: the last message has a tool_use block"},
         {"[" ASKED ",{\"role\":\"user\",\"content\":\"x\"}]", "messages[2]: the call \"t1\" of the message before has no tool_result"},
         {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t9\"}]}]",
          "messages[2].content[0].tool_use_id: the message before has no"},
-        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\"},{\"type\":\"tool_result\",\"tool_use_id\":"
+        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\"},{\"type\":\"tool_result\","
+         "\"tool_use_id\":"
          "\"t1\"}]}]", "messages[2].content[1].tool_use_id: there are two results"},
-        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"tool_result\",\"tool_use_id\":\"t1\"}]}]",
+        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"tool_result\","
+         "\"tool_use_id\":\"t1\"}]}]",
          "messages[2].content[1]: tool_result blocks must come before"},
-        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\",\"content\":[{\"type\":\"image\"}]}]}]",
+        {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\","
+         "\"content\":[{\"type\":\"image\"}]}]}]",
          "messages[2].content[0].content[0].type: \"image\" blocks"},
         {"[" ASKED ",{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t1\",\"is_error\":1}]}]",
          "messages[2].content[0].is_error: expected"},
-        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"so \"}]", "messages[1].content: the last message is"},
+        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"so \"}]",
+         "messages[1].content: the last message is"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -391,20 +414,24 @@ static void test_prompts(void **state)
     expect_prompt("glm-5.3", body_with(EFFORT("medium")), "Reasoning Effort: High<|user|>hi<|assistant|><think>", "", true, false);
     expect_prompt("glm-5", body_with(EFFORT("low")), "[gMASK]<sop><|user|>hi<|assistant|><think>", "", true, false);
     expect_prompt("glm-5.3", body_with(""), "<|user|>hi<|assistant|><think>", "", true, false);
-    expect_prompt("nano", body_with_tool("\"tool_choice\":{\"type\":\"any\"}"), "hi<|assistant|><think></think><tool_call>", "<tool_call>", false, false);
+    expect_prompt("nano", body_with_tool("\"tool_choice\":{\"type\":\"any\"}"), "hi<|assistant|><think></think><tool_call>", "<tool_call>",
+                  false, false);
     expect_prompt("glm-5.2", body_with_tool("\"tool_choice\":{\"type\":\"tool\",\"name\":\"get\"}"),
                   "hi<|assistant|><think></think><tool_call>get", "<tool_call>get", false, false);
     expect_prompt("glm-5.3", body_with_tool("\"tool_choice\":{\"type\":\"tool\",\"name\":\"get\"}"),
                   "hi<|assistant|><think></think><tool_call>get", "</think><tool_call>get", true, false);
-    expect_prompt("glm-5.2", body_with_tool("\"tool_choice\":{\"type\":\"none\"}"), "[gMASK]<sop><|user|>hi<|assistant|><think></think>", "",
+    expect_prompt("glm-5.2", body_with_tool("\"tool_choice\":{\"type\":\"none\"}"), "[gMASK]<sop><|user|>hi<|assistant|><think></think>",
+                  "",
                   false, false);
-    expect_prompt_refusal("glm-5.3", body_with("\"thinking\":{\"type\":\"disabled\"}"), "thinking.type: the model's chat format glm-5.3 always");
+    expect_prompt_refusal("glm-5.3", body_with("\"thinking\":{\"type\":\"disabled\"}"),
+                          "thinking.type: the model's chat format glm-5.3 always");
     expect_prompt_refusal("nano", body_with(KEEP_ALL), "context_management.edits[0].keep: the model's chat format nano cannot");
 }
 
 static void test_kept_thinking(void **state)
 {
-    static const char messages[] = "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":"
+    static const char messages[] = "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\","
+    "\"thinking\":"
                                    "\"hm\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"user\",\"content\":\"c\"}]";
     (void)state;
     expect_prompt("glm-5.2", conversation(messages, ""), "<think></think>b<|user|>c<|assistant|><think></think>", "", false, false);
@@ -486,7 +513,8 @@ static void test_answer_streamed(void **state)
     assert_null(anthropic_answer_end(a, &(generation_finish){.end = GENERATION_CALLS, .stop_id = 3}, &u));
     hide_ids(&r.events);
     assert_string_equal(r.events.data,
-        "message_start {\"message\":{\"content\":[],\"id\":\"msg_\",\"model\":\"m\",\"role\":\"assistant\",\"stop_reason\":null,\"stop_sequence\":"
+        "message_start {\"message\":{\"content\":[],\"id\":\"msg_\",\"model\":\"m\",\"role\":\"assistant\",\"stop_reason\":null,"
+        "\"stop_sequence\":"
         "null,\"type\":\"message\",\"usage\":{\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":4,\"input_tokens\":6,"
         "\"output_tokens\":1}}}\n"
         "ping {}\n"
@@ -565,7 +593,8 @@ static void test_answer_gathered(void **state)
     (void)state;
     expect_gathered(o, add_usual, (generation_finish){.end = GENERATION_CALLS}, whole, "tool_use", NULL);
     expect_gathered(hides, add_usual, (generation_finish){.end = GENERATION_CALLS}, hidden, "tool_use", NULL);
-    expect_gathered(o, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]", "max_tokens", NULL);
+    expect_gathered(o, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]", "max_tokens",
+                    NULL);
     expect_gathered(clipped, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]",
                     "model_context_window_exceeded", NULL);
     expect_gathered(o, add_continued, (generation_finish){.end = GENERATION_STOP, .stop_text = "END"},
@@ -586,7 +615,8 @@ static void test_answer_cut_stream(void **state)
         anthropic_answer_end(a, &(generation_finish){.end = cut ? GENERATION_LENGTH : GENERATION_STOP}, &u);
         assert_int_equal(strstr(r.events.data, "\"stop_reason\":\"max_tokens\"") != NULL, cut);
         assert_int_equal(strstr(r.events.data, "message_stop") != NULL, cut);
-        assert_int_equal(strstr(r.events.data, "error {\"error\":{\"message\":\"the model ended its turn inside a tool call") != NULL, !cut);
+        assert_int_equal(strstr(r.events.data, "error {\"error\":{\"message\":\"the model ended its turn inside a tool call") != NULL,
+                         !cut);
         anthropic_answer_free(a);
         text_free(&r.events);
     }
@@ -668,12 +698,14 @@ static void test_handler_failures(void **state)
         generation_end end;
         int status;
         const char *type;
-    } rows[] = {{GENERATION_FAILED, 500, "api_error"}, {GENERATION_TIMEOUT, 504, "timeout_error"}, {GENERATION_ABORTED, 503, "overloaded_error"}};
+    } rows[] = {{GENERATION_FAILED, 500, "api_error"}, {GENERATION_TIMEOUT, 504, "timeout_error"}, {GENERATION_ABORTED, 503,
+        "overloaded_error"}};
     (void)state;
     for (int i = 0; i < 6; i++) {
         server s = fake_server();
         http_exchange x = {.body = i < 3 ? "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}"
-                                         : "{\"model\":\"m\",\"max_tokens\":5,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}"};
+                                         : "{\"model\":\"m\",\"max_tokens\":5,\"stream\":true,\"messages\":[{\"role\":\"user\","
+                                         "\"content\":\"hi\"}]}"};
         handle_anthropic_messages(&s, &x, NULL);
         fake_finish(&fake_generations[0], 0, (generation_finish){.end = rows[i % 3].end, .failure = "it broke"});
         fake_done(&fake_generations[0]);
@@ -692,7 +724,8 @@ static void test_handler_closed(void **state)
     (void)state;
     for (int at = 0; at < 8; at++) {
         server s = fake_server();
-        http_exchange x = {.body = "{\"model\":\"m\",\"max_tokens\":5,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        http_exchange x = {.body = "{\"model\":\"m\",\"max_tokens\":5,\"stream\":true,\"messages\":[{\"role\":\"user\","
+                           "\"content\":\"hi\"}]}",
                            .close_at = at};
         handle_anthropic_messages(&s, &x, NULL);
         generation *g = &fake_generations[0];
@@ -729,7 +762,8 @@ static void test_handler_refusals(void **state)
     expect_reply("{", 400, "request body");
     expect_reply("{\"model\":\"claude\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 404,
                  "model: there is no model \"claude\" here, this server has \"m\"");
-    expect_reply("{\"model\":\"default\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 503, "the queue is full");
+    expect_reply("{\"model\":\"default\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 503,
+                 "the queue is full");
     expect_reply("{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}", 400,
                  "messages[0].content[0].type");
     text_add_text(&t, "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"");
@@ -737,7 +771,8 @@ static void test_handler_refusals(void **state)
         text_add_char(&t, 'x');
     text_add_text(&t, "\"}]}");
     expect_reply(t.data, 400, "prompt is too long: ");
-    text_add_text(&stops, "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"stop_sequences\":[\"x\"");
+    text_add_text(&stops, "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                  "\"stop_sequences\":[\"x\"");
     for (int i = 0; i < GENERATION_STOPS_MOST; i++)
         text_add_text(&stops, ",\"x\"");
     text_add_text(&stops, "]}");
