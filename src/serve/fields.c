@@ -188,6 +188,8 @@ static bool check_together(api_request *r, request_error *e)
         return request_refuse(e, "stream_options", "stream_options: only allowed with \"stream\": true");
     if (r->rid && r->request_id && strcmp(r->rid, r->request_id) != 0)
         return request_refuse(e, "request_id", "rid and request_id differ; send one of them");
+    if (r->thinking != CHAT_UNSET && r->enable_thinking != CHAT_UNSET && r->thinking != r->enable_thinking)
+        return request_refuse(e, "thinking", "thinking and chat_template_kwargs.enable_thinking differ; send one of them");
     if (r->echo && r->logprob_count >= 0)
         return request_refuse(e, "echo", "echo: not supported together with logprobs, which are of the answer's tokens only");
     return true;
@@ -206,12 +208,13 @@ static void settle(api_request *r)
         s->params.logprobs = r->top_logprobs > 0 ? r->top_logprobs : 0;
     if (r->api == API_COMPLETIONS)
         s->params.logprobs = r->logprob_count;
-    const char *rid = r->rid ? r->rid : r->request_id;
-    if (rid)
+    const char *rid = r->rid && *r->rid ? r->rid : r->request_id;
+    bool extra = r->extra_key && *r->extra_key;
+    if (rid && *rid)
         s->rid = mem_copy(rid, strlen(rid));
-    if (r->cache_salt || r->extra_key) {
+    if (r->cache_salt || extra) {
         text salt = {0};
-        text_add_format(&salt, "%s%s%s", r->cache_salt ? r->cache_salt : "", r->extra_key ? "\n" : "", r->extra_key ? r->extra_key : "");
+        text_add_format(&salt, "%s%s%s", r->cache_salt ? r->cache_salt : "", extra ? "\n" : "", extra ? r->extra_key : "");
         s->cache_salt = mem_copy(salt.data, salt.length);
         text_free(&salt);
     }

@@ -27,7 +27,7 @@ typedef struct api_request {
     generation_spec spec;   /* owned; the sampling part is filled from the fields, the prompt afterwards */
     const json_t *messages, *prompt, *tools, *tool_choice, *input_ids;
     const char *model, *user, *rid, *request_id, *cache_salt, *extra_key, *reasoning_effort;
-    chat_switch enable_thinking, clear_thinking;
+    chat_switch enable_thinking, clear_thinking, thinking;
     const char *template_effort; /* chat_template_kwargs.reasoning_effort */
     bool stream, include_usage, continuous_usage;
     bool parallel_calls, continue_final;

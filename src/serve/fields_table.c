@@ -158,6 +158,17 @@ static bool store_kwargs(const field_reading *r)
     return true;
 }
 
+/* The switch of the API that GLM's makers offer. */
+static bool store_thinking(const field_reading *r)
+{
+    const char *type = json_string_value(json_object_get(r->value, "type"));
+    bool on = type && strcmp(type, "enabled") == 0;
+    if (json_object_size(r->value) != 1 || !type || (!on && strcmp(type, "disabled") != 0))
+        return request_refuse(r->e, r->name, "thinking: expected {\"type\": \"enabled\"} or {\"type\": \"disabled\"}");
+    r->request->thinking = on ? CHAT_TRUE : CHAT_FALSE;
+    return true;
+}
+
 static bool store_tier(const field_reading *r)
 {
     const char *word = json_string_value(r->value);
@@ -191,6 +202,8 @@ const field fields_table[] = {
      "format (docs/chat.md)"},
     {"chat_template_kwargs", API_CHAT, FIELD_OBJECT, 0, 0, BY(store_kwargs), .words = "`enable_thinking`, `clear_thinking`, "
      "`reasoning_effort`; others are refused by name"},
+    {"thinking", API_CHAT, FIELD_OBJECT, 0, 0, BY(store_thinking), .words = "`{\"type\": \"enabled\"}` or `disabled`: the same as "
+     "`enable_thinking`"},
     {"add_generation_prompt", API_CHAT, FIELD_SWITCH, 0, 0, AT(add_generation_prompt), .words = "false: the prompt ends with the last "
      "message"},
     {"continue_final_message", API_CHAT, FIELD_BOOL, 0, 0, AT(continue_final), .words = "go on with the content of the last message, which "

@@ -1,8 +1,8 @@
 /* Life of a generation: the API's handle is good until done or generation_cancel; the memory stays until the engine has sent the last
  * event of every choice, because events carry pointers to the choices. A generation without a listener ("silent") only waits for that.
  *
- * Sink functions may call generation_cancel, for example when a write closes the connection: `depth` counts the calls on the stack, and
- * nothing is freed before the outermost one returns. */
+ * Sink functions may call generation_cancel, for example when a write closes the connection: the slot whose event is being handled counts
+ * as running until they have returned, so that nothing is freed below them. */
 #include "serve/generation.h"
 
 #include <math.h>
@@ -37,7 +37,6 @@ struct generation {
     int count;   /* choices that were submitted */
     int running; /* slots with events to come */
     int open;    /* slots that are not over */
-    int depth;   /* calls into the sink on the stack */
     bool silent; /* done was called, or the client has gone */
     slot slots[GENERATION_CHOICES_MOST];
 };
@@ -68,7 +67,7 @@ static void generation_free(generation *g)
 
 static void free_if_unused(generation *g)
 {
-    if (g->silent && g->running == 0 && g->depth == 0)
+    if (g->silent && g->running == 0)
         generation_free(g);
 }
 
@@ -403,7 +402,6 @@ void generation_take(server *s, engine_event *ev)
     slot *at = ev->user;
     generation *g = at->owner;
     bool last = ev->finish != ENGINE_RUNNING;
-    g->depth++;
     if (!at->over)
         take_live(at, ev);
     if (last) {
@@ -411,7 +409,6 @@ void generation_take(server *s, engine_event *ev)
         at->running = false;
         g->running--;
     }
-    g->depth--;
     free_if_unused(g);
     engine_event_free(ev);
 }

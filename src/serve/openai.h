@@ -69,9 +69,10 @@ struct openai_job {
     server *server;
     http_exchange *exchange;
     const tenant *who;
-    json_t *body;
+    json_t *body;           /* until it starts */
     api_request request;
     char id[280];
+    char user[72];          /* to be logged; "": nobody */
     int64_t created;
     openai_source *sources; /* [source_count] */
     int source_count, running;

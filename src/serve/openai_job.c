@@ -104,10 +104,8 @@ static void usage_update(openai_job *j)
 /* Sends an event; afterwards the job may be over. NULL: nothing is sent. */
 static void job_send(openai_job *j, json_t *event)
 {
-    if (event && !j->over)
+    if (event)
         server_send_event(j->exchange, NULL, event);
-    else
-        json_decref(event);
 }
 
 static void end_stream(openai_job *j)
@@ -121,12 +119,12 @@ static void end_stream(openai_job *j)
     http_stream_end(j->exchange);
 }
 
-/* Names of people are logged only when they cannot disturb a log line. */
-static bool loggable(const char *user)
+/* What clients send is logged only when it cannot disturb a log line. */
+static bool loggable(const char *name)
 {
-    size_t n = user ? strlen(user) : 0;
+    size_t n = name ? strlen(name) : 0;
     for (size_t i = 0; i < n; i++)
-        if (!isalnum((unsigned char)user[i]) && !strchr("-_.@:", user[i]))
+        if (!isalnum((unsigned char)name[i]) && !strchr("-_.@:", name[i]))
             return false;
     return n > 0 && n <= 64;
 }
@@ -135,10 +133,12 @@ static void note(openai_job *j)
 {
     usage_update(j);
     generation_usage u = j->usage;
-    http_note(j->exchange, "rid=%s prompt=%d cached=%d output=%d reasoning=%d", j->id, u.prompt_tokens, u.cached_tokens,
-              u.completion_tokens, u.reasoning_tokens);
-    if (loggable(j->request.user))
-        http_note(j->exchange, "user=%s", j->request.user);
+    if (loggable(j->id))
+        http_note(j->exchange, "rid=%s", j->id);
+    http_note(j->exchange, "prompt=%d cached=%d output=%d reasoning=%d", u.prompt_tokens, u.cached_tokens, u.completion_tokens,
+              u.reasoning_tokens);
+    if (j->user[0])
+        http_note(j->exchange, "user=%s", j->user);
 }
 
 /* Everything has come. */
@@ -265,6 +265,18 @@ static void echo_prompt(openai_job *j, const openai_source *s, const token_list 
     text_free(&words);
 }
 
+/* The field that a refusal of generation_start is about. */
+static const char *param_of(const openai_job *j, const request_error *e)
+{
+    if (e->status != 400)
+        return "";
+    if (text_starts_with(e->err.text, "n is"))
+        return "n";
+    if (text_starts_with(e->err.text, "max_tokens") || strstr(e->err.text, "max_tokens is"))
+        return "max_tokens";
+    return e->err.code != ERROR_FIT ? "" : j->request.api == API_CHAT ? "messages" : "prompt";
+}
+
 /* Submits one prompt, which is used up. */
 static bool start_source(openai_job *j, int index, token_list *prompt, request_error *e)
 {
@@ -283,17 +295,29 @@ static bool start_source(openai_job *j, int index, token_list *prompt, request_e
     s->generation = generation_start(j->server, &wanted, j->who, http_request_id(j->exchange), &sink, &e->status, &e->err);
     token_list_free(prompt);
     if (!s->generation) {
-        bool context = e->status == 400 && e->err.code == ERROR_FIT;
-        e->code = context ? "context_length_exceeded" : NULL;
-        snprintf(e->param, sizeof e->param, "%s", context ? (j->request.api == API_CHAT ? "messages" : "prompt") : "");
+        e->code = e->status == 400 && e->err.code == ERROR_FIT ? "context_length_exceeded" : NULL;
+        snprintf(e->param, sizeof e->param, "%s", param_of(j, e));
     }
     return s->generation != NULL;
+}
+
+/* A conversation may be large, and an answer may take long: what was borrowed from the body is not needed any more. */
+static void drop_body(openai_job *j)
+{
+    api_request *r = &j->request;
+    if (loggable(r->user))
+        snprintf(j->user, sizeof j->user, "%s", r->user);
+    r->messages = r->prompt = r->tools = r->tool_choice = r->input_ids = NULL;
+    r->model = r->user = r->rid = r->request_id = r->cache_salt = r->extra_key = r->reasoning_effort = r->template_effort = NULL;
+    json_decref(j->body);
+    j->body = NULL;
 }
 
 void openai_job_start(openai_job *j, token_list *prompts, int count)
 {
     request_error e = {0};
     choose_id(j);
+    drop_body(j);
     j->part_count = count * j->request.spec.choices;
     j->parts = mem_alloc((size_t)j->part_count, sizeof *j->parts);
     j->sources = mem_alloc((size_t)count, sizeof *j->sources);

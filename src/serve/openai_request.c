@@ -214,7 +214,8 @@ static bool check_continuation(const api_request *r, const tool_decision *d, req
 static chat_options options_of(const api_request *r, const tool_decision *d)
 {
     const char *effort = r->reasoning_effort ? r->reasoning_effort : r->template_effort;
-    chat_options o = {.enable_thinking = r->enable_thinking, .clear_thinking = r->clear_thinking, .reasoning_effort = effort,
+    chat_switch thinking = r->enable_thinking != CHAT_UNSET ? r->enable_thinking : r->thinking;
+    chat_options o = {.enable_thinking = thinking, .clear_thinking = r->clear_thinking, .reasoning_effort = effort,
                       .add_generation_prompt = !r->continue_final && r->add_generation_prompt != CHAT_FALSE};
     if (effort && strcmp(effort, "none") == 0 && o.enable_thinking == CHAT_UNSET)
         o.enable_thinking = CHAT_FALSE;

@@ -171,8 +171,8 @@ static void test_all_names(void **state)
     (void)state;
     static const char *const names[] = {
         "messages", "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
-        "max_completion_tokens", "n", "response_format", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "user", "tools",
-        "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids",
+        "max_completion_tokens", "n", "response_format", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "user",
+        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids",
         "stop_regex", "no_stop_trim", "ignore_eos", "skip_special_tokens", "regex", "ebnf", "continue_final_message", "separate_reasoning",
         "stream_reasoning", "chat_template_kwargs", "input_ids", "rid", "extra_key", "cache_salt", "priority", "session_id",
         "session_params", "lora_path", "custom_logit_processor", "custom_params", "return_token_ids", "return_prompt_token_ids",
@@ -247,6 +247,10 @@ static void test_values(void **state)
     assert_true(q.r.spec.params.logprobs == 0 && q.r.spec.keep_special && q.r.spec.stop_count == 1 && !q.r.spec.chat);
     request_end(&q);
     CHAT("\"logprobs\": true");
+    CHAT("\"length_penalty\": 1.0");
+    q = accepted(API_CHAT, USER ", \"rid\": \"\", \"extra_key\": \"\"");
+    assert_true(!q.r.spec.rid && !q.r.spec.cache_salt);
+    request_end(&q);
     CHAT("\"max_tokens\": 5, \"max_completion_tokens\": 5");
     COMPLETE("\"temperature\": 1.0, \"n\": 2.0");
 }
@@ -283,6 +287,8 @@ static void test_bad_values(void **state)
     CHAT_REFUSED("\"reasoning_effort\": \"huge\"", "reasoning_effort", "expected \"none\"");
     CHAT_REFUSED("\"chat_template_kwargs\": {\"thinking\": true}", "chat_template_kwargs", "chat_template_kwargs.thinking");
     CHAT_REFUSED("\"chat_template_kwargs\": {\"enable_thinking\": 1}", "chat_template_kwargs", "expected true or false");
+    CHAT_REFUSED("\"thinking\": {\"type\": \"maybe\"}", "thinking", "expected {");
+    CHAT_REFUSED("\"thinking\": {\"type\": \"disabled\"}, \"chat_template_kwargs\": {\"enable_thinking\": true}", "thinking", "differ");
     CHAT_REFUSED("\"service_tier\": \"flex\"", "service_tier", "one tier");
     CHAT_REFUSED("\"rid\": \"a\", \"request_id\": \"b\"", "request_id", "differ");
     CHAT_REFUSED("\"rid\": \"a\\u0000\"", "rid", "NUL");
@@ -329,6 +335,8 @@ static void test_rendering(void **state)
     (void)state;
     expect_end(USER, "<|user|>hi<|assistant|><think>", true);
     expect_end(USER ", \"chat_template_kwargs\": {\"enable_thinking\": false}", "<|user|>hi<|assistant|><think></think>", false);
+    expect_end(USER ", \"thinking\": {\"type\": \"disabled\"}", "<|assistant|><think></think>", false);
+    expect_end(USER ", \"thinking\": {\"type\": \"enabled\"}", "<|assistant|><think>", true);
     expect_end(USER ", \"reasoning_effort\": \"none\"", "<|user|>hi<|assistant|><think></think>", false);
     expect_end(USER ", \"reasoning_effort\": \"none\", \"chat_template_kwargs\": {\"enable_thinking\": true}", "<think>", true);
     expect_end(USER ", \"add_generation_prompt\": false", "<|user|>hi", false);

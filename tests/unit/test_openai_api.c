@@ -285,7 +285,8 @@ static void test_chat_answer(void **state)
     done(0);
     assert_int_equal(status_sent, 200);
     expect_sent("{\"id\":\"mine\",\"object\":\"chat.completion\",\"created\":");
-    expect_sent("\"model\":\"tiny\",\"system_fingerprint\":\"drawbridge-" DRAWBRIDGE_VERSION "-tiny\",\"choices\":[{\"index\":0,\"message\":{"
+    expect_sent("\"model\":\"tiny\",\"system_fingerprint\":\"drawbridge-" DRAWBRIDGE_VERSION "-tiny\",\"choices\":[{\"index\":0,"
+                "\"message\":{"
                 "\"role\":\"assistant\",\"content\":\"because\",\"reasoning_content\":\"why\",\"reasoning\":\"why\"},\"logprobs\":null,"
                 "\"finish_reason\":\"stop\",\"matched_stop\":5}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"total_tokens\":4,"
                 "\"prompt_tokens_details\":{\"cached_tokens\":1},\"completion_tokens_details\":{\"reasoning_tokens\":0},"
@@ -329,11 +330,13 @@ static void test_chat_stream(void **state)
     finish(0, 0, (generation_finish){.end = GENERATION_STOP, .stop_text = "END"});
     done(0);
     assert_true(ended);
-    expect_sent("{\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"reasoning_content\":\"hm\",\"reasoning\":\"hm\",\"content\":\"\"},"
+    expect_sent("{\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"reasoning_content\":\"hm\",\"reasoning\":\"hm\","
+                "\"content\":\"\"},"
                 "\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n"
                 "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\",\"tool_calls\":[{\"index\":0,\"id\":\"call_");
     expect_sent("\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\"}}]},");
-    expect_sent("{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"}\"}}]},\"logprobs\":null,"
+    expect_sent("{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"}\"}}]},"
+                "\"logprobs\":null,"
                 "\"finish_reason\":null,\"matched_stop\":null}]}\n"
                 "{\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"matched_stop\":\"END\"}]}\n"
                 "{\"choices\":[],\"usage\":{\"prompt_tokens\":3,");
@@ -371,7 +374,8 @@ static void test_logprobs(void **state)
     tokens(0, 0, 0xE5, -2.5);
     finish(0, 0, (generation_finish){.end = GENERATION_LENGTH});
     done(0);
-    expect_sent("\"logprobs\":{\"content\":[{\"token\":\"a\",\"logprob\":-1.5,\"bytes\":[97],\"top_logprobs\":[{\"token\":\"z\",\"logprob\":-0.5,"
+    expect_sent("\"logprobs\":{\"content\":[{\"token\":\"a\",\"logprob\":-1.5,\"bytes\":[97],\"top_logprobs\":[{\"token\":\"z\","
+                "\"logprob\":-0.5,"
                 "\"bytes\":[122]}]},{\"token\":\"\uFFFD\",\"logprob\":-2.5,\"bytes\":[229]");
     expect_sent("\"token_ids\":[97,229]");
     expect_sent("\"prompt_token_ids\":[112,113,114]");
@@ -384,9 +388,11 @@ static void test_logprobs(void **state)
     tokens(0, 0, 'b', -1.5);
     finish(0, 0, (generation_finish){.end = GENERATION_LENGTH});
     done(0);
-    expect_sent("\"logprobs\":{\"tokens\":[\"a\",\" a \",\"b\"],\"token_logprobs\":[-1.5,-1.5,-1.5],\"top_logprobs\":[{\"z\":-0.5},{\"z\":-0.5},"
+    expect_sent("\"logprobs\":{\"tokens\":[\"a\",\" a \",\"b\"],\"token_logprobs\":[-1.5,-1.5,-1.5],"
+                "\"top_logprobs\":[{\"z\":-0.5},{\"z\":-0.5},"
                 "{\"z\":-0.5}],\"text_offset\":[0,1,4]}");
-    expect_sent("\"sglext\":{\"cached_tokens_details\":{\"device\":1,\"host\":0,\"storage\":0,\"storage_backend\":null},\"spec_tokens_details\":{"
+    expect_sent("\"sglext\":{\"cached_tokens_details\":{\"device\":1,\"host\":0,\"storage\":0,\"storage_backend\":null},"
+                "\"spec_tokens_details\":{"
                 "\"spec_accept_rate\":0.75,\"spec_accept_length\":2.5,\"spec_num_correct_drafts\":3,\"spec_num_proposed_drafts\":4,"
                 "\"spec_verify_ct\":2}}");
 }
@@ -429,6 +435,11 @@ static void test_refused(void **state)
     assert_int_equal(status_sent, 503);
     expect_sent("\"param\":null,\"code\":\"overloaded\"");
     assert_string_equal(noted.data, "Retry-After: 7 ");
+    start(API_CHAT, 1, "{\"rid\": \"two words\", \"user\": \"me\\nyou\"}");
+    finish(0, 0, (generation_finish){.end = GENERATION_STOP});
+    done(0);
+    expect_sent("\"id\":\"two words\"");
+    assert_string_equal(noted.data, "prompt=3 cached=1 output=0 reasoning=0 ");
 }
 
 static void test_failures(void **state)
