@@ -172,7 +172,8 @@ static void test_all_names(void **state)
     static const char *const names[] = {
         "messages", "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
         "max_completion_tokens", "n", "response_format", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "user",
-        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids",
+        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_k", "min_p", "min_tokens",
+        "repetition_penalty", "stop_token_ids",
         "stop_regex", "no_stop_trim", "ignore_eos", "skip_special_tokens", "regex", "ebnf", "continue_final_message", "separate_reasoning",
         "stream_reasoning", "chat_template_kwargs", "input_ids", "rid", "extra_key", "cache_salt", "priority", "session_id",
         "session_params", "lora_path", "custom_logit_processor", "custom_params", "return_token_ids", "return_prompt_token_ids",
