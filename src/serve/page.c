@@ -34,9 +34,10 @@ bool page_has_charts(void)
 
 const char *page_warning(void)
 {
-    return page_has_charts() ? NULL
-                             : "this build has no charts: uPlot was not in web/node_modules when it was built. The page works without them; "
-                               "to add them run \"npm ci\" in web/ and build again";
+    if (page_has_charts())
+        return NULL;
+    return "this build has no charts on its page: uPlot was not in web/node_modules when it was built. Everything else works; "
+           "to add them run \"npm ci\" in web/ and build again";
 }
 
 /* Everything the page needs comes from this server; nothing inline, no frames around it. */
