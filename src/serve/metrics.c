@@ -73,15 +73,6 @@ void metrics_destroy(metrics *m)
     free(m);
 }
 
-void metrics_add_path(metrics *m, const char *pattern)
-{
-    for (int i = 0; i < m->path_count; i++)
-        if (strcmp(m->paths[i], pattern) == 0)
-            return; /* the same path with another method */
-    if (m->path_count < METRICS_PATHS_MOST)
-        m->paths[m->path_count++] = mem_copy(pattern, strlen(pattern));
-}
-
 static void observe(metrics *m, histogram_id id, double value, uint64_t times)
 {
     histogram *h = &m->histograms[id];
@@ -118,7 +109,7 @@ void metrics_tokens(metrics *m, const engine_event *ev, uint64_t previous_us)
 static finish_reason reason_of(const char *name)
 {
     for (int i = 0; i < REASONS; i++)
-        if (strcmp(name, finish_reason_names[i]) == 0)
+        if (name && strcmp(name, finish_reason_names[i]) == 0)
             return (finish_reason)i;
     return REASON_ERROR;
 }
@@ -150,14 +141,6 @@ void metrics_finish(metrics *m, const engine_event *ev, const char *reason, int 
         observe(m, HISTOGRAM_TPOT, decode_s / (s->output_tokens - 1), 1);
 }
 
-static bool path_fits(const char *path, const char *pattern)
-{
-    size_t n = strlen(pattern);
-    if (n > 0 && pattern[n - 1] == '*')
-        return strncmp(path, pattern, n - 1) == 0;
-    return strcmp(path, pattern) == 0;
-}
-
 static status_class class_of(int status)
 {
     if (status == 499)
@@ -165,11 +148,24 @@ static status_class class_of(int status)
     return status >= 500 ? STATUS_5XX : status >= 400 ? STATUS_4XX : status >= 300 ? STATUS_3XX : STATUS_2XX;
 }
 
+/* The row of a route's path; a new one when it is seen for the first time. With all rows taken, or with characters that no route
+ * has, the row of all others. */
+static int path_row(metrics *m, const char *path)
+{
+    static const char allowed[] = "/abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.*";
+    if (!path || path[0] != '/' || path[strspn(path, allowed)])
+        return METRICS_PATHS_MOST;
+    for (int i = 0; i < m->path_count; i++)
+        if (strcmp(path, m->paths[i]) == 0)
+            return i;
+    if (m->path_count == METRICS_PATHS_MOST)
+        return METRICS_PATHS_MOST;
+    m->paths[m->path_count] = mem_copy(path, strlen(path));
+    return m->path_count++;
+}
+
 void metrics_http(metrics *m, const char *path, int status, uint64_t duration_us)
 {
-    int i = 0;
-    while (i < m->path_count && !(path && path_fits(path, m->paths[i])))
-        i++;
-    m->http[i < m->path_count ? i : METRICS_PATHS_MOST][class_of(status)]++;
+    m->http[path_row(m, path)][class_of(status)]++;
     observe(m, HISTOGRAM_HTTP, (double)duration_us * 1e-6, 1);
 }

@@ -17,17 +17,14 @@ typedef struct metrics metrics;
 metrics *metrics_create(const char *model_name);
 void metrics_destroy(metrics *m);
 
-/* HTTP exchanges are counted by the first pattern that fits their path: exact, or with a star at the end; all others count as "other",
- * so that clients cannot make up labels. To be called once for each route. */
-void metrics_add_path(metrics *m, const char *pattern);
-
 /* Tokens of one request came: the time since its previous tokens (or since its arrival, for the first) is taken per token. */
 void metrics_tokens(metrics *m, const engine_event *ev, uint64_t previous_us);
 
-/* A request has ended. reason: "stop", "length", "tool_calls", "abort", "timeout", "error". */
+/* A request has ended. reason: "stop", "length", "tool_calls", "abort", "timeout", "error"; NULL and any other count as "error". */
 void metrics_finish(metrics *m, const engine_event *ev, const char *reason, int max_tokens);
 
-/* An HTTP exchange has ended. Status 499, the client went away first, is counted as "closed". */
+/* An HTTP exchange has ended. path: the route's, as the table of routes has it, never what a client made up; NULL: no route, "other".
+ * Status 499, the client went away first, is counted as "closed". */
 void metrics_http(metrics *m, const char *path, int status, uint64_t duration_us);
 
 /* Once a second: takes the engine's counters into the history. A call less than half a second after the previous one is ignored. */
