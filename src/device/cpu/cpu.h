@@ -84,9 +84,16 @@ typedef struct cpu_linear_job {
     bool add;
 } cpu_linear_job;
 
-void cpu_linear(cpu_device *c, const cpu_linear_job *job);
+/* Projections that do not wait for each other, in one parallel loop: a step is short, and each loop costs a meeting of all workers. */
+void cpu_linear(cpu_device *c, const cpu_linear_job *jobs, int count);
 
-/* x[rows] -> y[rows] with a weight; the common form of cpu_linear. */
+/* in[rows] -> out[rows] with a weight, without gaps. */
+static inline cpu_linear_job cpu_projection(const matrix *w, int rows, const float *in, float *out)
+{
+    return (cpu_linear_job){.w = w, .x = {in, (size_t)w->cols, NULL, rows}, .out = out, .out_stride = (size_t)w->rows};
+}
+
+/* One projection by itself. */
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out);
 
 /* One token's entries in a page. */

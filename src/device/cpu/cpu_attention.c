@@ -42,10 +42,10 @@ void cpu_attention_project(device *d, const step *s, int layer, activations *a)
     const model_config *m = &d->model->config;
     const layer_weights *w = cpu_layer(d, layer);
     cpu_rms_norm_rows(c, a->x, s->rows, m->hidden_size, w->input_norm, m->norm_eps, a->h);
-    cpu_project(c, &w->q_a, s->rows, a->h, a->q_latent);
+    cpu_linear_job latents[2] = {cpu_projection(&w->q_a, s->rows, a->h, a->q_latent), cpu_projection(&w->kv_a, s->rows, a->h, a->latent)};
+    cpu_linear(c, latents, 2);
     cpu_rms_norm_rows(c, a->q_latent, s->rows, m->q_lora_rank, w->q_a_norm, m->latent_norm_eps, a->q_latent);
     cpu_project(c, &w->q_b, s->rows, a->q_latent, a->q);
-    cpu_project(c, &w->kv_a, s->rows, a->h, a->latent);
     attention_task t = {c, s, w, a, layer};
     pool_run(c->workers, s->rows, finish_row, &t);
 }
@@ -195,5 +195,5 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
     pool_run(c->workers, m->heads, value_head, &t);
     cpu_linear_job out = {.w = &t.w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
                           .out_stride = (size_t)m->hidden_size, .add = true};
-    cpu_linear(c, &out);
+    cpu_linear(c, &out, 1);
 }

@@ -118,7 +118,7 @@ static void cpu_logits(device *d, const float *hidden, int count, const int32_t 
     const model *m = d->model;
     cpu_linear_job job = {.w = &m->lm_head, .x = {hidden, (size_t)m->config.hidden_size, rows, count}, .out = a->logits,
                           .out_stride = (size_t)m->config.vocab_size};
-    cpu_linear(cpu_of(d), &job);
+    cpu_linear(cpu_of(d), &job, 1);
 }
 
 static const device_ops CPU_OPS = {

@@ -152,9 +152,10 @@ void cpu_index_select(device *d, const step *s, int layer, activations *a)
     cpu_device *c = cpu_of(d);
     const model_config *m = &d->model->config;
     const layer_weights *w = cpu_layer(d, layer);
-    cpu_project(c, &w->indexer.q_b, s->rows, a->q_latent, a->index_q);
-    cpu_project(c, &w->indexer.k, s->rows, a->h, a->index_k);
-    cpu_project(c, &w->indexer.head_weights, s->rows, a->h, a->index_weights);
+    cpu_linear_job jobs[3] = {cpu_projection(&w->indexer.q_b, s->rows, a->q_latent, a->index_q),
+                              cpu_projection(&w->indexer.k, s->rows, a->h, a->index_k),
+                              cpu_projection(&w->indexer.head_weights, s->rows, a->h, a->index_weights)};
+    cpu_linear(c, jobs, 3);
     index_task t = {.c = c, .s = s, .w = w, .a = a, .layer = layer};
     pool_run(c->workers, s->rows, finish_row, &t);
 

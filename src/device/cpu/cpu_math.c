@@ -36,6 +36,9 @@ void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, flo
         out[i] = weight[i] * (x[i] * scale);
 }
 
+/* Values that one worker normalizes in less time (8 us) than it takes to call the others. */
+enum { NORM_ALONE = 1 << 15 };
+
 typedef struct norm_rows {
     const float *x, *weight;
     int64_t n;
@@ -52,7 +55,12 @@ static void norm_row(void *context, int row, int worker)
 void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out)
 {
     norm_rows t = {x, weight, n, eps, out};
-    pool_run(c->workers, rows, norm_row, &t);
+    if (rows * n > NORM_ALONE) {
+        pool_run(c->workers, rows, norm_row, &t);
+        return;
+    }
+    for (int row = 0; row < rows; row++)
+        norm_row(&t, row, 0);
 }
 
 void cpu_layer_norm(const float *x, const float *weight, const float *bias, int64_t n, float eps, float *out)
@@ -97,14 +105,21 @@ int cpu_dots_group(const cpu_device *c, const float *w, int columns, int64_t n, 
 
 typedef struct linear_task {
     cpu_device *c;
-    const cpu_linear_job *job;
+    const cpu_linear_job *jobs;
 } linear_task;
 
-static void linear_block(void *context, int block, int worker)
+static int job_blocks(const cpu_linear_job *job)
+{
+    return (int)((job->w->rows + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK);
+}
+
+static void linear_block(void *context, int index, int worker)
 {
     const linear_task *t = context;
-    const cpu_linear_job *job = t->job;
-    int64_t first = (int64_t)block * CPU_COLUMN_BLOCK;
+    const cpu_linear_job *job = t->jobs;
+    for (; index >= job_blocks(job); job++)
+        index -= job_blocks(job);
+    int64_t first = (int64_t)index * CPU_COLUMN_BLOCK;
     float *decoded = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][cols] */
     float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
     int columns = cpu_decode_block(job->w, first, job->w->rows, decoded);
@@ -118,14 +133,17 @@ static void linear_block(void *context, int block, int worker)
     }
 }
 
-void cpu_linear(cpu_device *c, const cpu_linear_job *job)
+void cpu_linear(cpu_device *c, const cpu_linear_job *jobs, int count)
 {
-    linear_task t = {c, job};
-    pool_run(c->workers, (int)((job->w->rows + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK), linear_block, &t);
+    linear_task t = {c, jobs};
+    int blocks = 0;
+    for (int i = 0; i < count; i++)
+        blocks += job_blocks(&jobs[i]);
+    pool_run(c->workers, blocks, linear_block, &t);
 }
 
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out)
 {
-    cpu_linear_job job = {.w = w, .x = {in, (size_t)w->cols, NULL, rows}, .out = out, .out_stride = (size_t)w->rows};
-    cpu_linear(c, &job);
+    cpu_linear_job job = cpu_projection(w, rows, in, out);
+    cpu_linear(c, &job, 1);
 }
