@@ -1,10 +1,11 @@
 /* How much a step gains from more rows: decoded tokens per second for 1 to 32 sequences that share every step, and rows per second of
  * a prompt, by wall clock.
  *
- *   bench_batch [MODEL [THREADS [CONTEXT]]]   by default models/nano, 2 threads, 32 tokens in the cache when decoding begins
+ *   bench_batch [MODEL [THREADS [CONTEXT [ROUNDS]]]]   by default models/nano, 2 threads, 32 tokens in the cache when decoding begins,
+ *                                                      best of 5 rounds
  *
  * Decoding is the time of an answer of ANSWER + 1 tokens less that of an answer of one, so a prompt's own time is not in it. Each figure
- * is the best of several rounds, and a round measures every number of sequences, so that a busy moment does not hit one of them alone. */
+ * is the best of all rounds, and a round measures every number of sequences, so that a busy moment does not hit one of them alone. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,7 +14,7 @@
 #include "base/random.h"
 #include "engine/bulk.h"
 
-enum { ROUNDS = 3, ANSWER = 32, ROWS = 256, MOST = 32, CASES = 6 };
+enum { ANSWER = 32, ROWS = 256, MOST = 32, CASES = 6 };
 
 typedef struct bench {
     model *model;
@@ -77,10 +78,10 @@ static bool keep_best(double seconds, double *best)
     return seconds >= 0;
 }
 
-static bool measure(const bench *b, int context, error *err)
+static bool measure(const bench *b, int context, int rounds, error *err)
 {
     double shorter[CASES] = {0}, longer[CASES] = {0}, prefill = 0, one = 0;
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         for (int c = 0; c < CASES; c++)
             if (!keep_best(run_once(b, SEQUENCES[c], context, 1, err), &shorter[c]) ||
                 !keep_best(run_once(b, SEQUENCES[c], context, ANSWER + 1, err), &longer[c]))
@@ -103,15 +104,15 @@ int main(int argc, char **argv)
     error err = {0};
     bench b = {0};
     const char *directory = argc > 1 ? argv[1] : SOURCE_DIR "/models/nano";
-    int threads = argc > 2 ? atoi(argv[2]) : 2, context = argc > 3 ? atoi(argv[3]) : 32;
-    if (threads < 1 || context < 1) {
-        fprintf(stderr, "usage: bench_batch [MODEL [THREADS [CONTEXT]]], both numbers at least 1\n");
+    int threads = argc > 2 ? atoi(argv[2]) : 2, context = argc > 3 ? atoi(argv[3]) : 32, rounds = argc > 4 ? atoi(argv[4]) : 5;
+    if (threads < 1 || context < 1 || rounds < 1) {
+        fprintf(stderr, "usage: bench_batch [MODEL [THREADS [CONTEXT [ROUNDS]]]], all numbers at least 1\n");
         return 2;
     }
     bool ok = bench_open(&b, directory, threads, context, &err);
     if (ok) {
         printf("%s, context %d\n", b.device->description, context);
-        ok = measure(&b, context, &err);
+        ok = measure(&b, context, rounds, &err);
     }
     if (!ok)
         fprintf(stderr, "%s\n", err.text);
