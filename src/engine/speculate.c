@@ -4,12 +4,12 @@
  *
  *     (1 + a1 + a1 a2 + ... ) / (trunk time of n (1 + depth) rows + draft time of depth)      tokens per microsecond
  *
- * A load starts with a few steps each of depth 0, the most, the middle and 1. Then it keeps a depth until another has been worth
- * MARGIN more at two evaluations in a row. At times it tries another depth, less often the more that is expected to cost. When
- * depth 0 has been worth CLEAR more than any other for GIVE_UP_STEPS, nothing is drafted or filled for RETRY_STEPS.
+ * A load starts with a few steps each of depth 0, the middle and 1. Then it keeps a depth until another has been worth MARGIN
+ * more at two evaluations in a row. Every EXPLORE_STEPS it tries another depth for a few steps. When depth 0 has been worth
+ * CLEAR more than any other for GIVE_UP_STEPS, nothing is drafted or filled for RETRY_STEPS.
  *
  * A stall of the machine (a step of ten times the usual) counts as STALL times the usual at most; a lasting change is still
- * followed, at the curves' own pace. Points that nobody has seen for long are forgotten, and the line from the others goes on. */
+ * followed, at the curves' own pace. */
 #include "engine/speculate.h"
 
 #include <math.h>
@@ -27,25 +27,23 @@ enum {
     AUTO_DEPTH = 5,        /* "auto" alone */
     TRIAL_STEPS = 8,       /* of one depth when it is tried */
     TRIAL_PATIENCE = 64,   /* steps to wait for them, when sequences cannot be drafted for */
-    TRIALS_MOST = 4,
+    TRIALS_MOST = 3,
     EVALUATE_STEPS = 16,
-    EXPLORE_STEPS = 256,   /* between two trials, at least */
-    EXPLORE_STEPS_MOST = 4096,
+    EXPLORE_STEPS = 256,   /* from one trial to the next */
     GIVE_UP_STEPS = 512,
     RETRY_STEPS = 2000,
     RETRY_MEASURE_STEPS = 32, /* after the trials of a retry, before giving up again */
     COME_BACK_STEPS = 64,  /* of a load that is known to gain, before drafting starts again */
     POINT_MEMORY = 32,     /* steps a point remembers */
     POINT_OLD_STEPS = 128, /* after so many steps elsewhere a point counts as POINT_OLD_WEIGHT steps */
-    POINT_OLD_WEIGHT = 4,
-    POINT_FORGET_STEPS = 2048,
+    POINT_OLD_WEIGHT = 2,
+    POINT_NEW_WEIGHT = 4,  /* up to here a point is new, and its first steps may have been a stall */
     ACCEPT_MEMORY = 500,   /* drafts a position remembers */
     SIMULATE_INDEX = 1 << 30, /* apart from the random numbers of the sampler, which are indexed by token */
 };
 
 static const double MARGIN = 1.04;
 static const double CLEAR = 1.05;
-static const double EXPLORE_COST = 0.01; /* of all time, about, for trials */
 static const double STALL = 1.5; /* a step of more than so many times what was expected counts as that */
 static const double STALLED = 2; /* a point's first steps were a stall when the next takes less than their time by this */
 
@@ -138,20 +136,12 @@ static void curve_record(curve *c, int index, double x, double y, double expecte
         p->weight = POINT_OLD_WEIGHT;
     if (p->weight && y > STALL * expected)
         y = STALL * expected;
-    if (p->weight && p->weight < POINT_OLD_WEIGHT && y < expected / STALLED)
+    if (p->weight && p->weight < POINT_NEW_WEIGHT && y < expected / STALLED)
         p->weight = 0; /* nothing is faster than it can be */
     p->weight += p->weight < POINT_MEMORY;
     p->x += (x - p->x) / p->weight;
     p->y += (y - p->y) / p->weight;
     p->seen = step;
-}
-
-/* Forgets points that were not seen for so many steps. */
-static void curve_forget(curve *c, uint64_t now, uint64_t steps)
-{
-    for (int i = 0; i < DEPTHS; i++)
-        if (now - c->points[i].seen > steps)
-            c->points[i].weight = 0;
 }
 
 /* Seen points in ascending x; returns how many. */
@@ -247,7 +237,6 @@ static void add_first_trials(const spec *s, spec_load *l)
 {
     add_trial(l, 1);
     add_trial(l, (s->options.depth + 1) / 2);
-    add_trial(l, s->options.depth);
     add_trial(l, 0);
 }
 
@@ -256,7 +245,6 @@ static void explore(const spec *s, spec_load *l)
 {
     static const int steps[] = {1, -1, 1, -1, 2, -SPEC_DEPTH_MOST};
     int count = (int)(sizeof steps / sizeof *steps);
-    curve_forget(&l->trunk, l->steps, POINT_FORGET_STEPS);
     for (int i = 0; i < count && !l->trial_count; i++) {
         int d = l->depth + steps[l->turn];
         l->turn = (l->turn + 1) % count;
@@ -264,9 +252,7 @@ static void explore(const spec *s, spec_load *l)
         if (d != l->depth)
             add_trial(l, d);
     }
-    double loss = worth(s, l, l->depth) / fmax(worth(s, l, l->trials[0]), 1e-12) - 1;
-    double wait = fmin(fmax(EXPLORE_STEPS, loss * TRIAL_STEPS / EXPLORE_COST), EXPLORE_STEPS_MOST);
-    l->explore_at = l->steps + (uint64_t)wait;
+    l->explore_at = l->steps + EXPLORE_STEPS;
 }
 
 static void go_on_with_trial(spec_load *l, const spec_step *step)
@@ -290,7 +276,7 @@ static void evaluate(const spec *s, spec_load *l)
         is_better = false;
     }
     l->rival = is_better ? best : -1;
-    l->clear = l->depth == 0 && worth(s, l, 0) > CLEAR * worth(s, l, best_depth(s, l, 1));
+    l->clear = worth(s, l, 0) > CLEAR * worth(s, l, best_depth(s, l, 1));
     if (!l->settled)
         l->explore_at = l->steps + EXPLORE_STEPS;
     l->settled = true;
@@ -307,7 +293,6 @@ static void retry(spec *s, spec_load *l)
         add_first_trials(s, l);
         return;
     }
-    curve_forget(&l->trunk, l->steps, RETRY_STEPS / 2);
     add_trial(l, 1);
 }
 

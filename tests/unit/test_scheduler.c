@@ -236,6 +236,8 @@ static void test_drafts_need_pages(void **unused)
     p = decide(&s);
     assert_int_equal(grant_of(p, 0)->drafts, 5);
     assert_int_equal(grant_of(p, 0)->pages, 1);
+    q[0].drafts = 0; /* for drafts to come */
+    assert_int_equal(grant_of(decide(&s), 0)->pages, 1);
 }
 
 /* Fewer rows than decoding sequences: turns, exactly round. */
@@ -323,6 +325,14 @@ static void test_preemption_in_the_dark(void **unused)
     assert_int_equal(p->preempted_count, 1);
     assert_true(preempts(p, 2));
     assert_int_equal(p->grant_count + p->admitted_count, 0);
+    q[0].known = 7 * PAGE;
+    q[0].cached = q[0].known - 1;
+    s.free_pages = 5; /* one too few for the first; the others must not have them */
+    p = decide(&s);
+    assert_int_equal(p->preempted_count, 1);
+    assert_int_equal(p->grant_count + p->admitted_count, 0);
+    q[3].priority = 1; /* unless they go before it */
+    assert_true(admits(decide(&s), 3));
 }
 
 static void test_admission_order(void **unused)
@@ -424,7 +434,7 @@ static void test_priority_takes_slots(void **unused)
 static void test_priority_takes_pages(void **unused)
 {
     (void)unused;
-    sched_sequence q[] = {decoding(1, 100), decoding(2, 2 * PAGE + 1), waiting(3, 4 * PAGE)};
+    sched_sequence q[] = {decoding(1, 100), decoding(2, 2 * PAGE + 1), waiting(3, 5 * PAGE)};
     sched_state s = roomy(q, 3);
     q[1].pages = 2;
     q[1].own_pages = 2;
@@ -432,6 +442,15 @@ static void test_priority_takes_pages(void **unused)
     s.free_pages = 1; /* sequence 1 is about to take it, and loses it again */
     sched_plan *p = decide(&s);
     assert_int_equal(p->preempted_count, 2);
+    assert_true(admits(p, 2));
+    q[1].own_pages = 0; /* all its pages but the new one are shared; it helps all the same */
+    q[2].known = 3 * PAGE;
+    assert_int_equal(decide(&s)->preempted_count, 2);
+    q[1].pages = 3; /* now it does not */
+    s.free_pages = 1;
+    p = decide(&s);
+    assert_int_equal(p->preempted_count, 1);
+    assert_true(preempts(p, 0));
     assert_true(admits(p, 2));
     q[2].known = 6 * PAGE; /* all of them would not be enough: none is preempted */
     p = decide(&s);
