@@ -180,7 +180,6 @@ http_server *http_server_create(struct event_base *base, const http_options *opt
     s->handler = handler;
     s->context = context;
     s->fd = -1;
-    s->early_close = (event_base_get_features(base) & EV_FEATURE_EARLY_CLOSE) != 0;
     evutil_secure_rng_get_bytes(&s->id_seed, sizeof s->id_seed);
     if (times_create(s, err) && server_listen(s, err)) {
         s->accept = event_new(base, s->fd, EV_READ | EV_PERSIST, on_accept, s);

@@ -44,7 +44,7 @@ static void connection_arm(connection *c, const struct timeval *after)
 void connection_arm_answering(connection *c)
 {
     const http_exchange *x = c->exchange;
-    connection_arm(c, c->fin_seen ? c->server->times.probe : x->events ? c->server->times.keep_alive : NULL);
+    connection_arm(c, c->half_closed ? c->server->times.probe : x->events ? c->server->times.keep_alive : NULL);
 }
 
 /* ---- sending */
@@ -265,7 +265,7 @@ void connection_destroy(connection *c)
         c->next->previous = c->previous;
     s->connection_count -= !c->refused;
     s->refused_count -= c->refused;
-    struct event *events[] = {c->read, c->write, c->hangup, c->timer};
+    struct event *events[] = {c->read, c->write, c->timer};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i])
             event_free(events[i]);
@@ -276,41 +276,17 @@ void connection_destroy(connection *c)
     free(c);
 }
 
-static void on_hangup(evutil_socket_t fd, short what, void *context)
-{
-    connection *c = context;
-    (void)fd;
-    (void)what;
-    event_del(c->hangup);
-    c->fin_seen = true;
-    if (peer_is_gone(c))
-        connection_doom(c, NULL);
-    else if (c->state == CONNECTION_ANSWERING)
-        probe(c);
-    connection_settle(c);
-}
-
-/* Reading goes on while a request is being answered, so that a disconnect is seen; when too much has come ahead it is paused, and
- * only a disconnect is waited for. */
+/* Reading goes on while a request is being answered, so that a disconnect is seen. It pauses only while a reply cannot be sent and
+ * enough has come ahead; then sending finds the disconnect. */
 static void connection_set_reading(connection *c)
 {
-    bool wanted = !c->half_closed && (c->state == CONNECTION_LINGERING || c->ahead.length < AHEAD_BYTES);
+    bool wanted = !c->half_closed && (c->state != CONNECTION_SENDING || c->ahead.length < AHEAD_BYTES);
     if (wanted == c->reading)
         return;
     c->reading = wanted;
-    if (wanted) {
+    event_del(c->read); /* also undoes a wake-up, which has been served by now; libevent would not watch an event that is active */
+    if (wanted)
         event_add(c->read, NULL);
-        if (c->hangup)
-            event_del(c->hangup);
-        return;
-    }
-    event_del(c->read);
-    if (c->half_closed || !c->server->early_close)
-        return;
-    if (!c->hangup)
-        c->hangup = event_new(c->server->base, c->fd, EV_CLOSED | EV_PERSIST, on_hangup, c);
-    if (c->hangup)
-        event_add(c->hangup, NULL);
 }
 
 static void connection_linger(connection *c)
@@ -320,7 +296,6 @@ static void connection_linger(connection *c)
         return;
     }
     c->state = CONNECTION_LINGERING;
-    text_free(&c->ahead);
     connection_arm(c, c->server->times.linger);
 }
 
@@ -352,7 +327,7 @@ static void hand_over(http_exchange *x)
     if (c->exchange != x)
         return;
     exchange_drop_body(x);
-    if (c->fin_seen)
+    if (c->half_closed)
         probe(c);
 }
 
@@ -402,27 +377,41 @@ static size_t connection_parse(connection *c, const char *bytes, size_t count)
     return used;
 }
 
+static void drop_ahead(connection *c)
+{
+    text_free(&c->ahead);
+    c->ahead_used = 0;
+}
+
 static void connection_take(connection *c, const char *bytes, size_t count)
 {
     size_t used = c->ahead.length == 0 ? connection_parse(c, bytes, count) : 0;
-    if (used < count)
+    if (used == count || c->deaf)
+        return;
+    if (c->ahead_used) {
+        c->ahead.length -= c->ahead_used;
+        memmove(c->ahead.data, c->ahead.data + c->ahead_used, c->ahead.length);
+        c->ahead_used = 0;
+    }
+    if (c->ahead.length + (count - used) <= AHEAD_BYTES + HTTP_READ_BYTES) {
         text_add(&c->ahead, bytes + used, count - used);
+        return;
+    }
+    /* Not reading on would hide a disconnect behind the unread bytes, so they are dropped, and the client has to ask again. */
+    c->deaf = c->close_after = c->linger = true;
+    drop_ahead(c);
 }
 
 static void connection_take_ahead(connection *c)
 {
-    size_t used = connection_parse(c, c->ahead.data, c->ahead.length), left = c->ahead.length - used;
-    if (left == 0) {
-        text_free(&c->ahead);
-    } else {
-        memmove(c->ahead.data, c->ahead.data + used, left);
-        c->ahead.length = left;
-    }
+    c->ahead_used += connection_parse(c, c->ahead.data + c->ahead_used, c->ahead.length - c->ahead_used);
+    if (c->ahead_used == c->ahead.length)
+        drop_ahead(c);
 }
 
 static void input_ended(connection *c)
 {
-    c->fin_seen = c->half_closed = true;
+    c->half_closed = true;
     if (c->state == CONNECTION_ANSWERING)
         probe(c);
     else if (c->state != CONNECTION_SENDING)
@@ -432,11 +421,9 @@ static void input_ended(connection *c)
 static void connection_receive(connection *c)
 {
     http_server *s = c->server;
-    bool straight = c->state == CONNECTION_LINGERING || c->ahead.length == 0;
-    size_t room = straight ? HTTP_READ_BYTES : c->ahead.length < AHEAD_BYTES ? AHEAD_BYTES - c->ahead.length : 0;
-    if (room == 0 || !c->reading)
+    if (!c->reading)
         return;
-    ssize_t n = recv(c->fd, s->scratch, room, 0);
+    ssize_t n = recv(c->fd, s->scratch, HTTP_READ_BYTES, 0);
     if (n < 0) {
         if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
             connection_doom(c, NULL);
@@ -506,12 +493,12 @@ static void timer_while_reading(connection *c)
 static void timer_while_answering(connection *c)
 {
     http_exchange *x = c->exchange;
-    if (c->fin_seen && peer_is_gone(c)) {
+    if (c->half_closed && peer_is_gone(c)) {
         connection_doom(c, NULL);
         return;
     }
     double silent_s = (double)(clock_now_us() - x->sent_us) * 1e-6;
-    if (x->events && connection_unsent(c) == 0 && (!c->fin_seen || silent_s >= c->server->options.keep_alive_s))
+    if (x->events && connection_unsent(c) == 0 && (!c->half_closed || silent_s >= c->server->options.keep_alive_s))
         send_comment(x, ": keep-alive\n\n");
     connection_arm_answering(c);
 }

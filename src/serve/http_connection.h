@@ -29,15 +29,15 @@ typedef struct connection {
     connection_state state;
     struct event *read;        /* input; also how the connection is woken by connection_wake */
     struct event *write;       /* NULL until something could not be sent at once */
-    struct event *hangup;      /* tells of a disconnect while reading is paused; NULL until needed */
     struct event *timer;       /* what it means follows from the state, see on_timer */
     struct evbuffer *output;   /* NULL: nothing waits */
     text ahead;                /* input that came while a request was being answered */
+    size_t ahead_used;         /* of it, parsed since */
     http_exchange *exchange;   /* NULL: none */
     size_t lingered;           /* bytes dropped */
     bool reading;              /* the read event is on */
-    bool fin_seen;             /* the client has closed its side, or all of the connection */
-    bool half_closed;          /* and everything before that has been read */
+    bool half_closed;          /* the client has closed its side, or all of the connection */
+    bool deaf;                 /* too much came ahead; input is dropped and this reply is the last one */
     bool close_after;          /* this reply is the last one */
     bool linger;               /* when closing */
     bool doomed;               /* to be destroyed at the end of the current event, or by the next one */
@@ -88,7 +88,7 @@ struct http_server {
     connection *connections;   /* all */
     int connection_count, refused_count, exchange_count;
     size_t body_bytes;         /* in bodies of all exchanges */
-    bool stopping, early_close; /* early_close: the event mechanism has EV_CLOSED */
+    bool stopping;
     int port;
     bool loopback, wildcard;
     char host[HTTP_PEER_BYTES];

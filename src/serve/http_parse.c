@@ -571,8 +571,8 @@ const char *http_parser_header(const http_parser *p, const char *name)
 
 const char *http_parser_query(const http_parser *p, const char *name)
 {
-    const char *end = p->query.data + p->query.length;
-    for (const char *s = p->query.data; s && s < end;) {
+    const char *end = p->query.length ? p->query.data + p->query.length : NULL;
+    for (const char *s = p->query.data; end && s < end;) {
         const char *value = s + strlen(s) + 1;
         if (strcmp(s, name) == 0)
             return value;

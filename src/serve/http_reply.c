@@ -200,7 +200,7 @@ void http_stream_write(http_exchange *x, const void *bytes, size_t count)
     if (connection_unsent(c) > c->server->options.unsent_bytes)
         connection_doom(c, "cut=slow-reader");
     x->sent_us = clock_now_us();
-    if (x->events && !c->fin_seen)
+    if (x->events && !c->half_closed)
         connection_arm_answering(x->connection);
 }
 
