@@ -130,7 +130,7 @@ describe("tools", () => {
         const names = (m) => m.content.filter((b) => b.type === "tool_use").map((b) => b.name);
         const fields = {messages: user(weather.question), tools, max_tokens: 60};
         const chosen = async (choice) => names(await ask({...fields, tool_choice: choice}));
-        assert.ok(names(await ask({messages: user("Hello"), tools, tool_choice: {type: "any"}})).length >= 1);
+        assert.deepEqual(await chosen({type: "any"}), ["get_weather"]);
         assert.equal((await chosen({type: "tool", name: "set_timer"}))[0], "set_timer");
         assert.deepEqual(await chosen({type: "none"}), []);
         assert.deepEqual(await chosen({type: "auto", disable_parallel_tool_use: true}), ["get_weather"]);
