@@ -69,8 +69,8 @@ export class Answer {
         }
         show(this.thoughtWords, this.reasoning);
         if (this.thoughtEnd || this.done) {
-            const [value, unit] = duration(((this.thoughtEnd || this.lastToken) - this.firstToken) / 1000);
-            this.summary.textContent = `Thought for ${value} ${unit}`;
+            const seconds = ((this.thoughtEnd || this.lastToken) - this.firstToken) / 1000;
+            this.summary.textContent = seconds < 0.1 ? "Thought briefly" : `Thought for ${duration(seconds).join(" ")}`;
         } else {
             const peek = this.reasoning.replace(/\s+/g, " ").slice(-60).replace(/^\S* /, "").trim();
             this.summary.replaceChildren("thinking … ", make("span", {className: "peek"}, peek));
@@ -103,14 +103,22 @@ export class Answer {
         if (this.content || this.reasoning || this.calls.length) this.node.append(this.figures());
     }
 
+    /* Tokens per second after the first; of the whole request when the answer came in one burst, which says nothing about its making. */
+    speed(tokens) {
+        const after = (this.lastToken - this.firstToken) / 1000;
+        if (tokens > 1 && after > 0.1) return (tokens - 1) / after;
+        const all = (this.lastToken - this.started) / 1000;
+        return all > 0 ? tokens / all : 0;
+    }
+
     figures() {
         const parts = [];
         const u = this.usage;
         if (u) {
             const thinking = u.completion_tokens_details?.reasoning_tokens ?? u.reasoning_tokens;
             parts.push(`${count(u.completion_tokens)} tokens${thinking ? ` (${count(thinking)} thinking)` : ""}`);
-            const seconds = (this.lastToken - this.firstToken) / 1000;
-            if (u.completion_tokens > 1 && seconds > 0) parts.push(`${count((u.completion_tokens - 1) / seconds)} tok/s`);
+            const speed = this.speed(u.completion_tokens);
+            if (speed) parts.push(`${count(speed)} tok/s`);
         }
         if (this.firstToken) parts.push(`first after ${duration((this.firstToken - this.started) / 1000).join(" ")}`);
         if (u) {

@@ -1,6 +1,8 @@
 /* The charts, drawn by uPlot. The library is asked for when the dashboard is first opened; a build without it has figures alone. */
 import {count, duration, make} from "./dom.js";
 
+/* Steps of an axis that counts things: 1, 2, 5, 10, ... */
+const wholeSteps = Array.from({length: 30}, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 const ms = (v) => duration(v).join(" ");
 /* The time of day, with seconds when little is shown. */
 const clock = (t, shown) => new Date(t * 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit",
@@ -85,7 +87,8 @@ class Chart {
             width: this.plot.clientWidth || 400, height: 170, legend: {show: false}, padding: [8, 8, 0, 0],
             cursor: {sync: {key: "dashboard"}, drag: {x: false, y: false}, points: {size: 6}, y: false},
             scales: {x: {time: true, range: () => window()}, y: {range}},
-            axes: [{...axis, size: 28, space: 70, values: (u, ticks) => ticks.map((t) => clock(t, this.from))}, {...axis, size: 58, space: 34, values: (u, ticks) => ticks.map((v) => this.about.format(v))}],
+            axes: [{...axis, size: 28, space: 70, values: (u, ticks) => ticks.map((t) => clock(t, this.from))}, {...axis, size: 58, space: 34, values: (u, ticks) => ticks.map((v) => this.about.format(v)),
+                ...(this.about.format === count && {incrs: wholeSteps})}],
             series: [{}, ...this.linesOf(columns).map((l) => this.lineOptions(l))],
             bands: this.about.lines.some((l) => l.stack) ? [{series: [2, 1]}] : [],
             hooks: {setCursor: [() => this.showValues()]},
@@ -132,8 +135,8 @@ class Chart {
     makeKeys(columns) {
         this.values = this.linesOf(columns).map(() => make("b"));
         this.keys.replaceChildren(...this.linesOf(columns).map((l, i) => {
-            const mark = make("i");
-            mark.style.background = colourOf(l.colour);
+            const mark = make("i", {className: l.dash ? "dashed" : ""});
+            mark.style.color = colourOf(l.colour);
             return make("span", {}, mark, l.name, this.values[i]);
         }));
     }

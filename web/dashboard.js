@@ -37,7 +37,8 @@ function figuresOf({current: c, speculation: s, server}) {
         figure("Prefix hits", percent(c.hit_rate), `${count(c.cached_tokens)} of ${count(c.prompt_tokens)} tokens`),
     ];
     const perStep = s.tokens_per_step == null ? "–" : s.tokens_per_step.toFixed(2);
-    list.push(figure(s.simulated ? "Tokens per step (simulated)" : "Tokens per step", [perStep, ""], s.words ? `drafts: ${s.words}` : "no drafts"));
+    list.push(figure(s.simulated ? "Tokens per step (simulated)" : "Tokens per step", [perStep, ""],
+        s.depth ? `${s.depth} drafts per step now` : "no drafts now"));
     return list;
 }
 
@@ -67,12 +68,12 @@ function uptime(since) {
     return d ? `${d} d ${h} h` : h ? `${h} h ${m} min` : m ? `${m} min ${s % 60} s` : `${s} s`;
 }
 
-function showFacts({server: v, current: c}) {
+function showFacts({server: v, current: c, speculation: s}) {
     const facts = [
         ["Model", v.model], ["Context", `${count(v.max_context)} tokens`], ["KV capacity", `${count(v.kv_tokens)} tokens`],
         ["Queue", `at most ${count(v.max_waiting)}`], ["Requests", `${count(c.requests)}, ${count(c.refused)} refused`],
         ["Preemptions", count(c.preemptions)], ["Connections", count(v.connections)],
-        ["Up for", uptime(v.started) + (v.draining ? ", draining" : "")], ["Version", v.version],
+        ["Up for", uptime(v.started) + (v.draining ? ", draining" : "")], ["Drafts", s.words || "off"], ["Version", v.version],
     ];
     showList(byId("facts"), facts, () => make("div", {}, make("dt"), make("dd")), (node, [name, value]) => {
         setText(node.children[0], name);

@@ -40,12 +40,11 @@ const char *page_warning(void)
            "to add them run \"npm ci\" in web/ and build again";
 }
 
-/* Everything the page needs comes from this server; nothing inline, no frames around it. */
+/* Everything the page needs comes from this server; nothing inline, no frames around it. dispatch.c adds nosniff to every reply. */
 static void add_security_headers(http_exchange *x)
 {
     http_add_header(x, "Content-Security-Policy",
                     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
-    http_add_header(x, "X-Content-Type-Options", "nosniff");
     http_add_header(x, "Referrer-Policy", "no-referrer");
     http_add_header(x, "Cross-Origin-Opener-Policy", "same-origin");
     http_add_header(x, "Cross-Origin-Resource-Policy", "same-origin");

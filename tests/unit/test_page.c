@@ -72,7 +72,6 @@ static void test_page_is_served(void **state)
     assert_int_equal(x.status, 200);
     assert_string_equal(x.type, "text/html; charset=utf-8");
     assert_memory_equal(x.body, "<!doctype html>", 15);
-    assert_true(has_header(&x, "X-Content-Type-Options: nosniff\n"));
     assert_true(has_header(&x, "Referrer-Policy: no-referrer\n"));
     assert_true(has_header(&x, "Cache-Control: no-cache\n"));
     assert_true(has_header(&x, "Content-Security-Policy: default-src 'self';"));
