@@ -14,6 +14,7 @@
 #include "commands/text_model.h"
 #include "engine/generate.h"
 #include "model/inspect.h"
+#include "serve/page.h"
 #include "serve/server.h"
 
 typedef struct serve_values {
@@ -228,6 +229,8 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
         log_warning("speculation is SIMULATED at %.2f tokens per step: the answers are wrong, only the speed means something", f.spec.simulate);
     else
         log_info("  drafts   %s", f.spec.mode == SPEC_OFF ? "off" : v->spec);
+    if (page_warning())
+        log_warning("%s", page_warning());
     log_info("  ready    after %.2f s", (double)(clock_now_us() - started_us) * 1e-6);
     log_info("listening on http://%s%s%s:%d", strchr(v->host, ':') ? "[" : "", wide ? "localhost" : v->host,
              strchr(v->host, ':') ? "]" : "", port);

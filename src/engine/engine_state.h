@@ -38,6 +38,7 @@ typedef struct engine_member {
     sequence *s;
     int rows, first;      /* rows it has, and the first of them */
     int drafts;           /* of the rows, guesses: the last ones */
+    int right;            /* guesses that were right */
     int logits;           /* index of the first of its 1 + drafts logits; -1: none wanted */
     int computed;         /* positions whose keys are valid after the step, beyond those before */
     int event;            /* index of its event; -1: none */

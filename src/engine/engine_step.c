@@ -340,6 +340,7 @@ static bool sample_member(engine *e, engine_member *m, const float *logits, erro
         if (i < m->drafts) {
             record->tried[i]++;
             record->right[i] += right;
+            m->right += right;
         }
         if (sequence_ends_with(s, result.token) && s->known > s->min_known)
             m->finish = ENGINE_STOP;
@@ -362,7 +363,7 @@ static void count_member(engine *e, engine_member *m, int gained)
     e->now.output_tokens += (uint64_t)gained;
     if (m->drafts > 0) {
         t->drafted += m->drafts;
-        t->accepted += gained - 1;
+        t->accepted += m->right;
         t->verify_steps++;
     }
     if (m->s->stats.first_token_us == 0)
