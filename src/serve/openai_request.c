@@ -144,6 +144,7 @@ typedef struct tool_decision {
     bool hidden;            /* the tools are not shown */
     bool forced;            /* the answer begins with a call */
     const json_t *function; /* of this tool; NULL: any */
+    bool one_call;          /* and has no other */
 } tool_decision;
 
 static bool decide_named(const json_t *tools, const json_t *choice, tool_decision *out, request_error *e)
@@ -153,7 +154,7 @@ static bool decide_named(const json_t *tools, const json_t *choice, tool_decisio
     if (!type || strcmp(type, "function") != 0 || !name)
         return request_refuse(e, "tool_choice", "tool_choice: expected \"auto\", \"none\", \"required\" or {\"type\": \"function\", "
                               "\"function\": {\"name\": ...}}");
-    out->forced = true;
+    out->forced = out->one_call = true;
     out->function = tool_named(tools, name);
     return out->function || request_refuse(e, "tool_choice", "tool_choice: \"%.100s\" is not the name of one of the tools", name);
 }
@@ -172,6 +173,8 @@ static bool decide_tools(const api_request *r, tool_decision *out, request_error
     if (!word || strcmp(word, "required") != 0)
         return decide_named(r->tools, r->tool_choice, out, e);
     out->forced = true;
+    if (json_array_size(r->tools) == 1)
+        out->function = json_object_get(json_array_get(r->tools, 0), "function");
     return json_array_size(r->tools) > 0 || request_refuse(e, "tool_choice", "tool_choice: \"required\" needs tools to choose from");
 }
 
@@ -185,8 +188,8 @@ static void force_call(const openai_context *c, const tool_decision *d, generati
         tokenizer_encode(c->tokenizer, json_string_value(name), json_string_length(name), false, &s->forced);
         if (json_array_size(json_object_get(json_object_get(d->function, "parameters"), "required")) > 0)
             token_list_add(&s->forced, chat_format_id(c->format, CHAT_KEY));
-        s->one_call = true;
     }
+    s->one_call |= d->one_call;
     for (size_t i = 0; i < s->forced.count; i++)
         token_list_add(&s->prompt, s->forced.ids[i]);
 }

@@ -412,6 +412,12 @@ static void test_tools(void **state)
                "</think><tool_call>get_time", false);
     expect_end(USER ", " TOOLS ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"add\"}}",
                "</think><tool_call>add<arg_key>", false);
+    q = accepted(API_CHAT, USER ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"only\"}}], "
+                           "\"tool_choice\": \"required\"");
+    found = prompt_text(&q.r.spec.prompt);
+    assert_true(text_ends_with(found, "<tool_call>only") && !q.r.spec.one_call);
+    free(found);
+    request_end(&q);
     CHAT_REFUSED(TOOLS ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"sub\"}}", "tool_choice", "\"sub\" is not");
     CHAT_REFUSED(TOOLS ", \"tool_choice\": \"sometimes\"", "tool_choice", "expected \"auto\"");
     CHAT_REFUSED("\"tool_choice\": \"required\"", "tool_choice", "needs tools");
