@@ -14,6 +14,7 @@
 #include "commands/text_model.h"
 #include "engine/generate.h"
 #include "model/inspect.h"
+#include "serve/generation.h"
 #include "serve/page.h"
 #include "serve/server.h"
 
@@ -262,9 +263,10 @@ static bool serve_run(const program *p, const void *values, error *err)
     (void)p;
     serve_job j = {0};
     bool ok = serve(values, &j, err);
+    engine_destroy(j.engine); /* first: its thread wakes the server */
     if (j.server)
-        server_destroy(j.server);
-    engine_destroy(j.engine);
+        generation_free_all(j.server);
+    server_destroy(j.server);
     runner_close(&j.runner);
     text_model_close(&j.text);
     text_free(&j.directory);
