@@ -88,7 +88,7 @@ struct device {
     const device_ops *ops;
     const model *model;
     kv_layout layout;
-    char description[96]; /* for banners: "cpu, 2 threads, generic kernels" */
+    char description[96]; /* for banners: "cpu, 2 threads, avx2 kernels" */
 };
 
 /* What a device is made for. */
@@ -99,7 +99,7 @@ typedef struct device_limits {
     int max_context; /* positions of one sequence */
 } device_limits;
 
-/* The CPU device with plain C kernels. */
+/* The CPU device, with the best kernel variant that this CPU runs. */
 device *cpu_device_create(const model *m, const device_limits *limits, error *err);
 
 #endif

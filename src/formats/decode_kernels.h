@@ -1,5 +1,5 @@
-/* The loops that decode weights, one row of functions per variant, and the choice between them. Private to the formats; their test and
- * benchmark aside.
+/* The loops that decode weights and cache entries, one row of functions per variant, and the choice between them. They trust their
+ * caller with every size.
  *
  * All variants give the same bits: a code becomes an exact f32, and each product is one f32 multiplication, in the order that is written
  * here. Codes and scales may lie at any address. */

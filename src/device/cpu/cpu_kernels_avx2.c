@@ -24,8 +24,7 @@
 
 enum { WIDTH = 8, LANES = 16, MOST_SUMS = 6 };
 
-/* Adds the products of half of the lanes (half 0 or 1) at w, x to the sums of a tile. The columns stay in registers while the rows
- * pass. */
+/* Adds the products of eight lanes (half 0 or 1) at `at` to the sums of a tile. The columns stay in registers while the rows pass. */
 TILE void tile_step(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t at, int half,
                     __m256 sums[MOST_SUMS][2])
 {
@@ -99,8 +98,10 @@ UNCHECKED_LOOP static void tile_1x1(const float *w, const float *x, int64_t n, f
     int64_t whole = n / LANES * LANES;
     __m256 sums[MOST_SUMS][2];
     tile_sums(w, 0, 1, &x, 1, whole, sums);
-    for (int half = 0; half < 2 && whole + half * WIDTH < n; half++)
-        sums[0][half] = _mm256_add_ps(sums[0][half], _mm256_mul_ps(load_end(w + whole, n, half * WIDTH), load_end(x + whole, n, half * WIDTH)));
+    for (int half = 0; half < 2 && whole + half * WIDTH < n; half++) {
+        __m256 product = _mm256_mul_ps(load_end(w + whole, n, half * WIDTH), load_end(x + whole, n, half * WIDTH));
+        sums[0][half] = _mm256_add_ps(sums[0][half], product);
+    }
     __m128 one = fold(sums[0]);
     _mm_store_ss(y, fold_four(one, one, one, one));
 }

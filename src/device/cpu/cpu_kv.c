@@ -2,7 +2,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sanitize.h"
 #include "device/cpu/cpu.h"
+#include "formats/decode_kernels.h"
 #include "formats/scalar.h"
 
 static void store_bf16(const float *v, int n, uint8_t *out)
@@ -15,11 +17,9 @@ static void store_bf16(const float *v, int n, uint8_t *out)
 
 static void load_bf16(const uint8_t *in, int n, float *v)
 {
-    for (int i = 0; i < n; i++) {
-        uint16_t code;
-        memcpy(&code, in + 2 * i, 2);
-        v[i] = bf16_decode(code);
-    }
+    touch_range(in, (size_t)n * 2);
+    touch_range(v, (size_t)n * sizeof *v);
+    decode_kernels_at(0)->bf16(in, n, v);
 }
 
 /* e4m3 with the group's largest magnitude at 448; a group of zeros has scale 1. */
@@ -38,8 +38,9 @@ static void load_fp8_group(const uint8_t *codes, const uint8_t *scale_in, int n,
 {
     float scale;
     memcpy(&scale, scale_in, 4);
-    for (int i = 0; i < n; i++)
-        v[i] = e4m3_decode(codes[i]) * scale;
+    touch_range(codes, (size_t)n);
+    touch_range(v, (size_t)n * sizeof *v);
+    decode_kernels_at(0)->fp8(codes, n, scale, v);
 }
 
 static int group_size(int dim, int first)
