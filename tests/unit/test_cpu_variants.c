@@ -61,7 +61,7 @@ static void test_dots(void **state)
 {
     (void)state;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        int64_t step = round % 2 ? 16 : 1, n = (int64_t)(word(round, 0) % LONGEST) / step * step; /* 16: no end of a vector */
+        int64_t unit = round % 2 ? 16 : 1, n = (int64_t)(word(round, 0) % LONGEST) / unit * unit; /* 16: no end of a vector */
         int64_t stride = n + (int64_t)(word(round, 1) % 5);
         int rows = (int)(word(round, 2) % (MOST_ROWS + 1)), columns = 1 + (int)(word(round, 3) % CPU_COLUMN_BLOCK);
         block w = block_of(2 * round, (size_t)(stride * columns), word(round, 4) % 8);
