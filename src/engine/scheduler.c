@@ -27,8 +27,7 @@ typedef struct decision {
     int available;        /* pages that can be taken */
     int gained;           /* of them, pages of the expired and preempted */
     int shared;           /* pages in use that those admitted share; they may belong to somebody who leaves after that */
-    bool starved;         /* a running sequence lacks pages */
-    int starved_priority; /* of the first that does */
+    int starved;          /* the first of plan->running that lacks pages; running_count: none does */
 } decision;
 
 typedef bool (*goes_first)(const sched_state *s, int a, int b);
@@ -172,7 +171,7 @@ static void sort_out(decision *d)
     for (int k = 0; k < d->ordered; k++)
         if (d->state->sequences[p->order[k]].running)
             p->running[d->running_count++] = p->order[k];
-    d->active = d->running_count;
+    d->active = d->starved = d->running_count;
 }
 
 /* One row for each decoding sequence of running[first .. end), which are of one priority. When there are too few rows, turns
@@ -207,6 +206,12 @@ static void give_decode_rows(decision *d)
     }
 }
 
+/* Before anybody is admitted. */
+static int gives_back(const decision *d, int i)
+{
+    return d->state->sequences[i].own_pages + d->plan->work[i].pages;
+}
+
 /* Preempts from the end of the order until running[k] can have `need` pages. False: it cannot in this step. Then the pages
  * that come back are not known for certain, as sequences share them; one is preempted, and the next state tells. */
 static bool make_room(decision *d, int k, int need)
@@ -214,7 +219,7 @@ static bool make_room(decision *d, int k, int need)
     int sum = d->available, last = -1;
     for (int j = k + 1; j < d->running_count; j++)
         if (!d->plan->work[d->plan->running[j]].gone) {
-            sum += d->state->sequences[d->plan->running[j]].own_pages;
+            sum += gives_back(d, d->plan->running[j]);
             last = j;
         }
     if (sum < need && last >= 0)
@@ -223,31 +228,48 @@ static bool make_room(decision *d, int k, int need)
         return false;
     for (int j = last; d->available < need; j--) {
         int victim = d->plan->running[j];
-        if (!d->plan->work[victim].gone && d->state->sequences[victim].own_pages)
+        if (!d->plan->work[victim].gone && gives_back(d, victim))
             preempt(d, victim);
     }
     return true;
 }
 
-/* Pages for all known tokens of those that run. Who gets none keeps what it has and waits. */
-static void reserve_known(decision *d)
+/* Pages for all known tokens of running[k]. False: it gets none, keeps what it has and waits, and nobody behind it gets any. */
+static bool reserve_known(decision *d, int k)
 {
+    const sched_sequence *q = &d->state->sequences[d->plan->running[k]];
+    int need = sched_pages_for(q->known) - q->pages;
+    if (need <= 0)
+        return true;
+    if (k >= d->starved)
+        return false;
+    if (need > d->available && !make_room(d, k, need)) {
+        d->starved = k;
+        return false;
+    }
+    d->plan->work[d->plan->running[k]].pages = need;
+    d->available -= need;
+    return true;
+}
+
+static void reserve_running(decision *d)
+{
+    int rows = least(d->state->step_rows, d->state->logit_rows);
     for (int k = 0; k < d->running_count; k++) {
         int i = d->plan->running[k];
-        const sched_sequence *q = &d->state->sequences[i];
         sched_work *w = &d->plan->work[i];
-        int need = sched_pages_for(q->known) - q->pages;
-        if (w->gone || need <= 0 || (is_decoding(q) && !w->rows))
+        bool decodes = is_decoding(&d->state->sequences[i]);
+        if (!w->gone && (w->rows || !decodes) && !reserve_known(d, k))
+            w->rows = 0;
+    }
+    for (int k = 0; k < d->running_count; k++)
+        rows -= d->plan->work[d->plan->running[k]].rows;
+    for (int k = 0; k < d->running_count && rows > 0; k++) { /* turns that could not be taken */
+        sched_work *w = &d->plan->work[d->plan->running[k]];
+        if (w->gone || w->rows || !is_decoding(&d->state->sequences[d->plan->running[k]]) || !reserve_known(d, k))
             continue;
-        if (!d->starved && (need <= d->available || make_room(d, k, need))) {
-            w->pages = need;
-            d->available -= need;
-            continue;
-        }
-        if (!d->starved)
-            d->starved_priority = q->priority;
-        d->starved = true;
-        w->rows = 0;
+        w->rows = 1;
+        rows--;
     }
 }
 
@@ -261,7 +283,7 @@ static void reserve_drafts(decision *d)
         if (!w->rows)
             continue;
         int want = sched_pages_for(q->known + most(d->state->draft_room, q->drafts)) - q->pages - w->pages;
-        int more = d->starved ? 0 : least(most(want, 0), d->available);
+        int more = d->starved < d->running_count ? 0 : least(most(want, 0), d->available);
         w->pages += more;
         d->available -= more;
         w->drafts = most(0, least(q->drafts, (q->pages + w->pages) * KV_PAGE_TOKENS - q->known));
@@ -324,7 +346,7 @@ static bool admit(decision *d, int i)
     int known = most(0, sched_pages_for(q->known) - q->pages);
     int need = most(0, sched_pages_for(q->known + d->state->draft_room) - q->pages);
     int least_need = ahead ? need + ahead : known; /* first in order: it must run, whatever is left for growing */
-    if (d->starved && d->starved_priority >= q->priority)
+    if (d->starved < d->running_count && d->state->sequences[d->plan->running[d->starved]].priority >= q->priority)
         return false;
     if (!make_way(d, q->priority, least_need + q->idle_pages))
         return false;
@@ -463,7 +485,7 @@ void sched_decide(const sched_state *state, sched_plan *plan)
     decision d = {.state = state, .plan = plan, .available = state->free_pages + state->idle_pages};
     sort_out(&d);
     give_decode_rows(&d);
-    reserve_known(&d);
+    reserve_running(&d);
     reserve_drafts(&d);
     admit_waiting(&d);
     give_rows(&d);
