@@ -124,9 +124,9 @@ engine_refusal engine_submit(engine *e, const engine_request *r, uint64_t *id, e
     engine_mailbox *m = &e->mail;
     sequence *s = sequence_create(r, &e->forward->model->config, e->options.max_context, err);
     engine_refusal refusal = s ? ENGINE_ACCEPTED : ENGINE_INVALID;
-    if (s && sched_pages_for(s->limit + engine_draft_room(e)) > e->pages->count) {
+    if (s && sched_pages_for(s->limit) > e->pages->count) {
         error_set(err, ERROR_FIT, "prompt and answer need %d pages of %d tokens, the cache has %d; shorten the prompt, lower max_tokens, or "
-                  "start the server with a larger --kv-tokens", sched_pages_for(s->limit + engine_draft_room(e)), KV_PAGE_TOKENS, e->pages->count);
+                  "start the server with a larger --kv-tokens", sched_pages_for(s->limit), KV_PAGE_TOKENS, e->pages->count);
         refusal = ENGINE_INVALID;
     }
     pthread_mutex_lock(&m->lock);

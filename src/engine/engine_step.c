@@ -109,14 +109,29 @@ static void admit(engine *e, sequence *s)
     share_cached(e, s);
 }
 
-/* Takes the pages that an admitted sequence has to have; when there are not enough it waits again. */
-static bool settle_admitted(engine *e, sequence *s)
+/* Lets go of the page to copy from: what it has is computed instead. */
+static void forget_copy(engine *e, sequence *s)
 {
-    if (!take_pages(e, s, sched_pages_for(s->known + engine_draft_room(e)) - s->pages)) {
-        if (s->match.copy_page >= 0)
-            kv_pages_drop(e->pages, s->match.copy_page);
-        pause(e, s);
-        return false;
+    prefix_match *m = &s->match;
+    int whole = m->full_pages * KV_PAGE_TOKENS;
+    if (m->copy_page >= 0)
+        kv_pages_drop(e->pages, m->copy_page);
+    m->copy_page = -1;
+    m->copy_tokens = 0;
+    m->tokens = whole;
+    m->draft_tokens = m->draft_tokens < whole ? m->draft_tokens : whole;
+}
+
+/* Takes pages until an admitted sequence has `pages`; when there are not enough it waits again. The page to copy from may be the only
+ * one left to evict. */
+static bool settle_admitted(engine *e, sequence *s, int pages)
+{
+    if (!take_pages(e, s, pages - s->pages)) {
+        forget_copy(e, s);
+        if (!take_pages(e, s, pages - s->pages)) {
+            pause(e, s);
+            return false;
+        }
     }
     copy_cached(e, s);
     count_admission(e, s);
@@ -187,6 +202,15 @@ static bool should_hold(const engine *e, const sequence *s, int index)
     return false;
 }
 
+/* Pages that come back when the sequence leaves: nobody uses them but itself and the tree. */
+static int own_pages(const kv_pages *p, const sequence *s)
+{
+    int own = 0;
+    for (int i = 0; i < s->pages; i++)
+        own += p->users[s->page_table[i]] == 1 + p->in_tree[s->page_table[i]];
+    return own;
+}
+
 static sched_sequence describe(const sequence *s)
 {
     return (sched_sequence){.priority = s->priority, .arrival_us = s->stats.arrival_us, .deadline_us = s->deadline_us, .order = s->id,
@@ -216,9 +240,11 @@ static uint64_t draw(engine *e, uint64_t below)
 static sched_state gather_state(engine *e)
 {
     int count = 0;
+    bool scarce = e->waiting.count > 0 || e->pages->free_count + e->pages->idle_count < 2 * e->running.count;
     for (int i = 0; i < e->running.count; i++) {
         e->sched_of[count] = e->running.items[i];
-        e->sched[count++] = describe(e->running.items[i]);
+        e->sched[count] = describe(e->running.items[i]);
+        e->sched[count++].own_pages = scarce ? own_pages(e->pages, e->running.items[i]) : 0;
     }
     for (int i = 0; i < e->waiting.count && i < ENGINE_CANDIDATES && count < e->sequence_capacity; i++) {
         sequence *s = e->waiting.items[i];
@@ -284,7 +310,7 @@ static void carry_out(engine *e)
         const sched_grant *g = &p->grants[i];
         sequence *s = e->sched_of[g->sequence];
         bool was_running = e->sched[g->sequence].running;
-        bool ready = was_running ? take_pages(e, s, g->pages) : settle_admitted(e, s);
+        bool ready = was_running ? take_pages(e, s, g->pages) : settle_admitted(e, s, e->sched[g->sequence].pages + g->pages);
         sched_grant granted = *g;
         if (granted.rows > s->known - s->cached + g->drafts) /* sequences that left put more of it into the tree */
             granted.rows = s->known - s->cached + g->drafts;
@@ -609,7 +635,8 @@ bool engine_advance(engine *e)
     carry_out(e);
     if (b->rows > 0)
         run_batch(e);
-    else if (e->running.count == 0 && e->plan.expired_count == 0 && e->plan.admitted_count == 0 && e->waiting.count > 0)
+    else if (e->running.count == 0 && e->waiting.count > 0 &&
+             e->plan.expired_count + e->plan.preempted_count + e->plan.admitted_count == 0)
         engine_end(e, e->waiting.items[0], ENGINE_FAILED, "the request cannot be scheduled though nothing else is running");
     return true;
 }
