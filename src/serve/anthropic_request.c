@@ -51,7 +51,8 @@ bool anthropic_keys_check(const json_t *object, const char *path, const char *co
 
 bool anthropic_cache_check(const json_t *holder, const char *path, error *err)
 {
-    static const char *const keys[] = {"type", "ttl", NULL}, *const types[] = {"ephemeral", NULL}, *const ttls[] = {"5m", "1h", NULL};
+    static const char *const keys[] = {"type", "ttl", "scope", NULL};
+    static const char *const types[] = {"ephemeral", NULL}, *const ttls[] = {"5m", "1h", NULL};
     const json_t *value = json_object_get(holder, "cache_control"), *ttl = json_object_get(value, "ttl");
     char place[PATH_BYTES], inner[PATH_BYTES + 8];
     if (!value || json_is_null(value))

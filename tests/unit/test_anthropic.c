@@ -250,6 +250,11 @@ static void expect_messages(const char *messages, const char *more, const char *
 static void test_messages(void **state)
 {
     (void)state;
+    expect_messages("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"},{\"role\":\"assistant\","
+                    "\"content\":\"c\"},"
+                    "{\"role\":\"assistant\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"e\"}]", "",
+                    "[{\"role\":\"user\",\"content\":\"a\\n\\nb\"},{\"role\":\"assistant\",\"content\":\"cd\"},{\"role\":\"user\","
+                    "\"content\":\"e\"}]");
     expect_messages("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"b\","
                     "\"cache_control\":{\"type\":\"ephemeral\"}},{\"type\":\"text\",\"text\":\"c\",\"citations\":null}]}]",
                     "\"system\":[{\"type\":\"text\",\"text\":\"s\"},{\"type\":\"text\",\"text\":\"t\","
@@ -571,6 +576,12 @@ static void add_cut_call(anthropic_answer *a)
     add(a, CHAT_EVENT_CALL_END, "", false);
 }
 
+static void add_cut_name(anthropic_answer *a)
+{
+    add(a, CHAT_EVENT_CALL_BEGIN, "get", true);
+    add(a, CHAT_EVENT_CALL_END, "", false);
+}
+
 static void add_continued(anthropic_answer *a)
 {
     add(a, CHAT_EVENT_CONTENT, "The ", true);
@@ -595,6 +606,7 @@ static void test_answer_gathered(void **state)
     expect_gathered(hides, add_usual, (generation_finish){.end = GENERATION_CALLS}, hidden, "tool_use", NULL);
     expect_gathered(o, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]", "max_tokens",
                     NULL);
+    expect_gathered(o, add_cut_name, (generation_finish){.end = GENERATION_LENGTH}, "[]", "max_tokens", NULL);
     expect_gathered(clipped, add_cut_call, (generation_finish){.end = GENERATION_LENGTH}, "[{\"text\":\"x\",\"type\":\"text\"}]",
                     "model_context_window_exceeded", NULL);
     expect_gathered(o, add_continued, (generation_finish){.end = GENERATION_STOP, .stop_text = "END"},
@@ -664,6 +676,18 @@ static void test_handler_whole(void **state)
     assert_int_equal(json_integer_value(json_object_get(usage, "input_tokens")), (json_int_t)g->spec.prompt.count - 2);
     assert_int_equal(json_integer_value(json_object_get(usage, "output_tokens")), 3);
     assert_string_equal(json_string_value(json_object_get(x.reply, "stop_reason")), "end_turn");
+    fake_exchange_free(&x);
+    fake_reset();
+}
+
+static void test_handler_prefill(void **state)
+{
+    (void)state;
+    server s = fake_server();
+    http_exchange x = {.body = "{\"model\":\"m\",\"max_tokens\":50,\"messages\":" PREFILL("so") "}"};
+    handle_anthropic_messages(&s, &x, NULL);
+    assert_true(fake_generations[0].spec.in_content && !fake_generations[0].spec.in_thinking);
+    x.closed(x.context);
     fake_exchange_free(&x);
     fake_reset();
 }
@@ -828,7 +852,7 @@ int main(void)
         cmocka_unit_test(test_prefill),          cmocka_unit_test(test_answer_streamed),     cmocka_unit_test(test_answer_gathered),
         cmocka_unit_test(test_answer_cut_stream), cmocka_unit_test(test_handler_whole),      cmocka_unit_test(test_handler_stream),
         cmocka_unit_test(test_handler_failures), cmocka_unit_test(test_handler_closed),      cmocka_unit_test(test_handler_refusals),
-        cmocka_unit_test(test_handler_count),
+        cmocka_unit_test(test_handler_count),    cmocka_unit_test(test_handler_prefill),
     };
     return cmocka_run_group_tests(tests, NULL, release);
 }
