@@ -62,8 +62,9 @@ static bool streams(const anthropic_answer *a)
 
 static void send_typed(anthropic_answer *a, const char *type, json_t *value)
 {
-    json_object_set_new(value, "type", json_string(type));
-    a->options.send(a->options.context, type, value);
+    json_t *typed = json_pack("{s:s}", "type", type);
+    json_object_update_new(typed, value);
+    a->options.send(a->options.context, type, typed);
 }
 
 /* input_tokens are those that had to be computed; the cache fills itself, so none are "written" to it. */

@@ -62,7 +62,7 @@ void anthropic_prompt_free(anthropic_prompt *p);
 /* Whether the object has only keys of `allowed` (ended by NULL); the error names the key, below `path`. */
 bool anthropic_keys_check(const json_t *object, const char *path, const char *const *allowed, error *err);
 
-/* cache_control: {"type": "ephemeral", "ttl": "5m" or "1h", "scope": any} or null. The prefix cache needs no marks; this checks the form. */
+/* cache_control: null or {"type": "ephemeral", "ttl": "5m" or "1h", "scope"}. The prefix cache needs no marks; this checks the form. */
 bool anthropic_cache_check(const json_t *holder, const char *path, error *err);
 
 #endif
