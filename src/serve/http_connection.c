@@ -280,7 +280,7 @@ void connection_destroy(connection *c)
  * enough has come ahead; then sending finds the disconnect. */
 static void connection_set_reading(connection *c)
 {
-    bool wanted = !c->half_closed && (c->state != CONNECTION_SENDING || c->ahead.length < AHEAD_BYTES);
+    bool wanted = !c->half_closed && (c->state != CONNECTION_SENDING || c->ahead.length - c->ahead_used < AHEAD_BYTES);
     if (wanted == c->reading)
         return;
     c->reading = wanted;

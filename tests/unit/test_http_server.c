@@ -488,7 +488,8 @@ static void test_refusals(void **state)
     expect_refusal("GET / HTTP/3.0\r\n\r\n", "HTTP/1.1 505 HTTP Version Not Supported\r\n");
     expect_refusal("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", "HTTP/1.1 501 Not Implemented\r\n");
     expect_refusal("POST / HTTP/1.1\r\nHost: a\r\nExpect: x\r\n\r\n", "HTTP/1.1 417 Expectation Failed\r\n");
-    expect_refusal("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n", "HTTP/1.1 413 Content Too Large\r\n");
+    expect_refusal("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n",
+                   "HTTP/1.1 413 Content Too Large\r\n");
     text large = {0};
     text_add_text(&large, "GET / HTTP/1.1\r\nHost: a\r\nX: ");
     while (large.length < 2000)
@@ -824,14 +825,14 @@ static void test_create_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keep_alive),       cmocka_unit_test(test_split_everywhere), cmocka_unit_test(test_pipelining),
-        cmocka_unit_test(test_disconnect),       cmocka_unit_test(test_half_closed),      cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_timeouts),         cmocka_unit_test(test_slow_headers),     cmocka_unit_test(test_slow_readers),
-        cmocka_unit_test(test_big_reply),        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_refusal_hook),
-        cmocka_unit_test(test_head_hook),        cmocka_unit_test(test_bodies),           cmocka_unit_test(test_connection_limit),
-        cmocka_unit_test(test_many_idle),        cmocka_unit_test(test_no_descriptors),   cmocka_unit_test(test_stop_accepting),
-        cmocka_unit_test(test_destroy_calls_closed), cmocka_unit_test(test_far_ahead),    cmocka_unit_test(test_many_pipelined), cmocka_unit_test(test_ids_and_headers),
-        cmocka_unit_test(test_create_fails),
+        cmocka_unit_test(test_keep_alive), cmocka_unit_test(test_split_everywhere), cmocka_unit_test(test_pipelining),
+        cmocka_unit_test(test_disconnect), cmocka_unit_test(test_half_closed), cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_timeouts), cmocka_unit_test(test_slow_headers), cmocka_unit_test(test_slow_readers),
+        cmocka_unit_test(test_big_reply), cmocka_unit_test(test_refusals), cmocka_unit_test(test_refusal_hook),
+        cmocka_unit_test(test_head_hook), cmocka_unit_test(test_bodies), cmocka_unit_test(test_connection_limit),
+        cmocka_unit_test(test_many_idle), cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_stop_accepting),
+        cmocka_unit_test(test_destroy_calls_closed), cmocka_unit_test(test_far_ahead), cmocka_unit_test(test_many_pipelined),
+        cmocka_unit_test(test_ids_and_headers), cmocka_unit_test(test_create_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
