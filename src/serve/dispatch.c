@@ -109,13 +109,13 @@ static bool check_host(const server *s, http_exchange *x)
     const char *host = http_header(x, "host");
     if (dispatch_host_is_ours(host, http_server_host(s->http), http_server_is_wildcard(s->http), s->options.allowed_hosts))
         return true;
-    server_reply_error(x, 421, NULL, "The Host \"%.100s\" is not a name of this server; start it with --allowed-hosts to allow it.", host);
+    server_reply_error(x, 421, NULL, "The Host \"%.100s\" is not a name of this server; start it with --allow-host to allow it.", host);
     return false;
 }
 
 static void reply_foreign(http_exchange *x, const char *origin)
 {
-    server_reply_error(x, 403, NULL, "Pages from %.100s may not use this server; start it with --allowed-origins to allow them.", origin);
+    server_reply_error(x, 403, NULL, "Pages from %.100s may not use this server; start it with --allow-origin to allow them.", origin);
 }
 
 /* Browsers say where a request comes from; programs send neither header. */

@@ -272,6 +272,8 @@ static const char *param_of(const openai_job *j, const request_error *e)
         return "";
     if (text_starts_with(e->err.text, "n is"))
         return "n";
+    if (text_starts_with(e->err.text, "min_tokens"))
+        return "min_tokens";
     if (text_starts_with(e->err.text, "max_tokens") || strstr(e->err.text, "max_tokens is"))
         return "max_tokens";
     return e->err.code != ERROR_FIT ? "" : j->request.api == API_CHAT ? "messages" : "prompt";

@@ -302,7 +302,7 @@ void handle_flush_cache(server *s, http_exchange *x, const tenant *who)
                                         used_pages(&after)));
 }
 
-/* {"rid": "..."} or {"abort_all": true}. */
+/* {"rid": "..."} or {"abort_all": true}. A tenant ends its own requests, an admin those of all. */
 void handle_abort_request(server *s, http_exchange *x, const tenant *who)
 {
     json_t *body = server_body(s, x);
@@ -325,6 +325,7 @@ void handle_abort_request(server *s, http_exchange *x, const tenant *who)
     else if (all && tenants_have_keys(s->tenants) && !who->admin)
         server_reply_error(x, 403, "abort_all", "abort_all: needs a key marked admin, because it ends requests of others");
     else
-        server_reply_json(x, 200, json_pack("{s:b, s:i}", "success", 1, "aborted", generation_abort(s, all ? NULL : rid, all)));
+        server_reply_json(x, 200, json_pack("{s:b, s:i}", "success", 1, "aborted",
+                                            generation_abort_of(s, who, all ? NULL : rid, all)));
     json_decref(body);
 }

@@ -64,6 +64,7 @@ class Server:
     def _listening(self):
         if self.process.poll() is not None:
             self.reader.join()
+            self.process.stderr.close()
             raise AssertionError(f"the server ended: {self.said}")
         return re.search(r"listening on http://\S+:(\d+)", self.said)
 

@@ -286,9 +286,10 @@ const char *generation_id(const generation *g)
     return g->rid;
 }
 
-int generation_abort(server *s, const char *rid, bool all)
+int generation_abort_of(server *s, const tenant *who, const char *rid, bool all)
 {
     (void)s;
+    (void)who;
     snprintf(fake_abort_rid, sizeof fake_abort_rid, "%s", rid ? rid : "");
     fake_abort_all = all;
     fake_aborts++;
