@@ -262,12 +262,12 @@ class Ends(Operation):
 
 
 class Streams(Operation):
-    LONG = "The quick brown fox jumps over the lazy dog and looks for a place to sleep. " * 110
+    LONG = "The quick brown fox jumps over the lazy dog and looks for a place to sleep. " * 140
 
     def test_comments_while_a_prompt_is_computed(self):
         with self.serve("--keep-alive", 0.05, "--no-prefix-cache") as s:
             comments, seen = [], []
-            with s.open(COMPLETIONS, {"prompt": self.LONG, "max_tokens": 2, "stream": True}) as response:
+            with s.open(COMPLETIONS, {"prompt": self.LONG[:3000], "max_tokens": 2, "stream": True}) as response:
                 for event in events(response, comments):
                     seen.append((len(comments), event))
             self.assertGreater(seen[0][0], 0, "no comment before the first token")
