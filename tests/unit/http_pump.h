@@ -5,6 +5,7 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -51,7 +52,8 @@ typedef struct client {
     int fd;
     text in;    /* everything received */
     size_t seen; /* of it, looked at */
-    bool ended; /* by the server; reset counts, too */
+    bool ended; /* by the server */
+    bool reset; /* and not in order */
 } client;
 
 /* receive_bytes: size of the receive buffer, 0: the system's. */
@@ -64,6 +66,8 @@ static client client_open_sized(int port, int receive_bytes)
     if (receive_bytes)
         setsockopt(c.fd, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes);
     assert_int_equal(connect(c.fd, (struct sockaddr *)&address, sizeof address), 0);
+    int on = 1;
+    setsockopt(c.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     assert_int_equal(fcntl(c.fd, F_SETFL, O_NONBLOCK), 0);
     return c;
 }
@@ -80,10 +84,11 @@ static void client_read(client *c)
         ssize_t n = recv(c->fd, bytes, sizeof bytes, 0);
         if (n > 0)
             text_add(&c->in, bytes, (size_t)n);
-        else if (n == 0 || (errno != EAGAIN && errno != EINTR))
-            c->ended = true;
-        else
+        else if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return;
+        else
+            c->ended = true;
+        c->reset = n < 0;
     }
 }
 

@@ -140,6 +140,8 @@ static void test_chunked(void **state)
         {"5\nhello\r\n0\r\n\r\n", "400"},
         {"5\r\nhello\n0\r\n\r\n", "400"},
         {"5\r\nhelloX\r\n0\r\n\r\n", "400"},
+        {"5\r\nhelloXY0\r\n\r\n", "400"},
+        {"5\r\nhello\rY0\r\n\r\n", "400"},
         {"5 \r\nhello\r\n0\r\n\r\n", "400"},
         {" 5\r\nhello\r\n0\r\n\r\n", "400"},
         {"\r\nhello\r\n0\r\n\r\n", "400"},

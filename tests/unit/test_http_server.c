@@ -235,6 +235,13 @@ static void test_disconnect(void **state)
         PUMP_UNTIL(http_server_connections(web) == 0);
         assert_int_equal(http_server_exchanges(web), 0);
     }
+    client c = open_client(); /* a request that never became whole is no exchange */
+    client_send(&c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel");
+    PUMP_UNTIL(http_server_connections(web) == 1);
+    pump_some();
+    client_close(&c);
+    PUMP_UNTIL(http_server_connections(web) == 0);
+    assert_int_equal(records, 4);
     stop();
 }
 
@@ -302,6 +309,7 @@ static void test_stream(void **state)
     client_expect(&c, "9\r\ndata: 1\n\n\r\n");
     client_expect(&c, "e\r\n: keep-alive\n\n\r\n");
     assert_true(http_streaming(held));
+    assert_null(strstr(c.in.data, "\r\n0\r\n"));
     http_stream_end(held);
     held = NULL;
     client_expect(&c, "0\r\n\r\n");
@@ -508,6 +516,8 @@ static void test_refusals(void **state)
     free(bytes);
     client_expect(&c, "HTTP/1.1 413 Content Too Large\r\n");
     assert_string_equal(last.path, "/p");
+    client_expect_end(&c);
+    assert_false(c.reset);
     client_close(&c);
     stop();
 }
@@ -551,6 +561,7 @@ static void test_head_hook(void **state)
     client_send(&c, "POST /2 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nhi");
     client_expect(&c, "HTTP/1.1 200"); /* what has come need not be asked for */
     client_expect(&c, "<POST /2 hi>");
+    assert_null(strstr(strstr(c.in.data, "100 Continue") + 1, "100 Continue"));
     refuse_heads = true;
     client_send(&c, GET("/3"));
     client_expect(&c, "<GET /3 >"); /* without a body there is nothing to refuse early */
@@ -746,6 +757,32 @@ static void test_many_pipelined(void **state)
     stop();
 }
 
+/* Replies that cannot be sent pause the reading of requests, which then goes on. */
+static void test_paused(void **state)
+{
+    (void)state;
+    enum { REQUESTS = 150, PADDING = 2000, BYTES = 100000 };
+    text many = {0};
+    for (int i = 0; i < REQUESTS; i++)
+        text_add_format(&many, "GET /big?bytes=%d HTTP/1.1\r\nHost: a\r\nX-Padding: %0*d\r\n\r\n", BYTES, PADDING, i);
+    start((http_options){0});
+    client c = client_open_sized(http_server_port(web), 4096);
+    for (size_t at = 0; at < many.length;) { /* without reading */
+        ssize_t n = send(c.fd, many.data + at, many.length - at, MSG_NOSIGNAL);
+        at += n > 0 ? (size_t)n : 0;
+        pump();
+    }
+    for (int i = 0; i < 50; i++)
+        pump();
+    assert_true(handled < REQUESTS);
+    for (int i = 0; i < REQUESTS; i++)
+        client_expect(&c, "Content-Length: 100000\r\n");
+    assert_int_equal(handled, REQUESTS);
+    client_close(&c);
+    text_free(&many);
+    stop();
+}
+
 /* More than fits comes while a reply is pending: the reply is the last one, and a disconnect is seen behind all those bytes. */
 static void test_far_ahead(void **state)
 {
@@ -831,7 +868,8 @@ int main(void)
         cmocka_unit_test(test_big_reply), cmocka_unit_test(test_refusals), cmocka_unit_test(test_refusal_hook),
         cmocka_unit_test(test_head_hook), cmocka_unit_test(test_bodies), cmocka_unit_test(test_connection_limit),
         cmocka_unit_test(test_many_idle), cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_stop_accepting),
-        cmocka_unit_test(test_destroy_calls_closed), cmocka_unit_test(test_far_ahead), cmocka_unit_test(test_many_pipelined),
+        cmocka_unit_test(test_destroy_calls_closed), cmocka_unit_test(test_far_ahead),
+        cmocka_unit_test(test_paused), cmocka_unit_test(test_many_pipelined),
         cmocka_unit_test(test_ids_and_headers), cmocka_unit_test(test_create_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
