@@ -72,7 +72,7 @@ server *server_create(const server_options *options, const server_parts *parts, 
 bool server_run(server *s, error *err);
 void server_destroy(server *s);
 void server_wake(void *s);              /* engine_options.notify: from any thread */
-void server_set_engine(server *s, engine *e);
+void server_set_engine(server *s, engine *e); /* before server_run, or in its thread */
 
 /* ---- what handlers use ---- */
 /* who: never NULL but on ROUTE_OPEN rows, where it may be. */
