@@ -13,8 +13,9 @@
 #include "base/memory.h"
 
 enum {
-    AHEAD_BYTES = 65536, /* requests that came while another one is being answered */
-    SEND_PIECES = 16,    /* pieces of the unsent bytes per system call */
+    AHEAD_BYTES = 65536,     /* requests that came while another one is being answered */
+    LINGER_BYTES = 64 << 20, /* dropped at most while a connection closes */
+    SEND_PIECES = 16,        /* pieces of the unsent bytes per system call */
 };
 
 static void connection_settle(connection *c);
@@ -431,7 +432,7 @@ static void connection_receive(connection *c)
         input_ended(c);
     } else if (c->state == CONNECTION_LINGERING) {
         c->lingered += (size_t)n;
-        if (c->lingered > s->options.body_bytes)
+        if (c->lingered > LINGER_BYTES)
             connection_doom(c, NULL);
     } else {
         connection_take(c, s->scratch, (size_t)n);
