@@ -7,13 +7,15 @@
  *     --seconds S       how long requests are sent (0: until --requests of them were)
  *     --warm-up S       not counted, before S
  *     --requests N      at most so many
+ *     --first N         number of the first request; numbers decide prompts and aborts
  *     --aborts SHARE    of the requests are broken off by the client, at a stage drawn by lot
  *     --stages LIST     the stages to draw from, comma separated (default: all)
  *     --idle N          so many connections that are opened first, say nothing, and are asked for /health at the end
  *     --hold            closed loop: one request per client, all sent only when every client is connected
  *
  * --body may be given several times; request i takes file i modulo their number. "@I@" in it becomes the request's number.
- * A request ends with its whole reply. Tokens are what the reply's usage says. One JSON object goes to standard output. */
+ * A request ends with its whole reply. Tokens are what the reply's usage says: "tokens" are those of requests that ended with a whole
+ * answer in the counted time, "flow" those that came in it. One JSON object goes to standard output. */
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -75,6 +77,7 @@ typedef struct client {
     uint64_t number;                /* of the request */
     uint64_t sent_us, first_us, last_us; /* of the request's events */
     int events;
+    int tokens;                     /* so far, as far as events with usage say */
     int status;
     parse_state state;
     size_t left;                    /* bytes of the body or chunk */
@@ -92,7 +95,7 @@ typedef struct options {
     int body_count;
     int clients, idle;
     double rate, seconds, warm_up, aborts;
-    uint64_t requests;
+    uint64_t requests, first;
     const char *stages;
     bool hold;
 } options;
@@ -115,6 +118,7 @@ struct load {
     uint64_t statuses[STATUS_MOST]; /* index 0: no whole reply */
     uint64_t broken[STAGE_COUNT + 1];
     uint64_t good, tokens, events;
+    uint64_t flow;           /* tokens that came, of any request; only events with usage tell (continuous_usage_stats) */
     series good_ms, refused_ms, first_ms, gap_ms;
 };
 
@@ -290,7 +294,11 @@ static bool body_seen(client *c, const char *bytes, size_t count)
             return false;
         c->at_line_start = bytes[i] == '\n';
     }
-    if ((c->stage == STAGE_LAST && usage_tokens(c) > 0) || (c->stage == STAGE_DONE && strstr(c->tail, "[DONE]"))) {
+    int tokens = usage_tokens(c);
+    if (tokens > c->tokens && counted(c->load, clock_now_us()))
+        c->load->flow += (uint64_t)(tokens - c->tokens);
+    c->tokens = tokens > c->tokens ? tokens : c->tokens;
+    if ((c->stage == STAGE_LAST && tokens > 0) || (c->stage == STAGE_DONE && strstr(c->tail, "[DONE]"))) {
         request_break(c);
         return false;
     }
@@ -453,7 +461,7 @@ static void send_request(client *c, const char *method, const char *path, const 
                     path, c->load->o.port, strlen(body), body);
     bufferevent_write(c->connection, t.data, (size_t)((double)t.length * share));
     text_free(&t);
-    c->status = c->events = 0;
+    c->status = c->events = c->tokens = 0;
     c->state = PARSE_HEAD;
     c->left = c->tail_length = 0;
     c->chunked = c->close_after = false;
@@ -493,7 +501,7 @@ static void flush_written(struct bufferevent *connection, void *context)
 static void request_begin(client *c)
 {
     load *l = c->load;
-    c->number = l->sent++;
+    c->number = l->o.first + l->sent++;
     stage_draw(c);
     if (c->stage == STAGE_CONNECTED)
         client_close(c);
@@ -608,8 +616,9 @@ static void run(load *l)
 
 static void report(load *l, double seconds)
 {
-    printf("{\"seconds\": %.3f, \"good\": %llu, \"tokens\": %llu, \"events\": %llu, \"tokens_per_s\": %.2f", seconds,
-           (unsigned long long)l->good, (unsigned long long)l->tokens, (unsigned long long)l->events, (double)l->tokens / seconds);
+    printf("{\"seconds\": %.3f, \"good\": %llu, \"tokens\": %llu, \"events\": %llu, \"tokens_per_s\": %.2f, "
+           "\"flow_tokens_per_s\": %.2f", seconds, (unsigned long long)l->good, (unsigned long long)l->tokens,
+           (unsigned long long)l->events, (double)l->tokens / seconds, (double)l->flow / seconds);
     printf(", \"statuses\": {");
     const char *comma = "";
     for (int i = 0; i < STATUS_MOST; i++)
@@ -693,6 +702,8 @@ static void options_read(options *o, int argc, char **argv)
             o->stages = value;
         else if (strcmp(name, "--requests") == 0)
             o->requests = strtoull(value, NULL, 10);
+        else if (strcmp(name, "--first") == 0)
+            o->first = strtoull(value, NULL, 10);
         else
             usage_error("unknown option", name);
     }
