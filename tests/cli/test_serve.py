@@ -222,10 +222,11 @@ class ChatFields(Api):
         self.assertEqual(auto["finish_reason"], "tool_calls")
         function = auto["message"]["tool_calls"][0]["function"]
         self.assertEqual((function["name"], json.loads(function["arguments"])), ("get_weather", {"city": "Paris"}))
-        for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        for choice in ("auto", "required", named):
             again = call(tool_choice=choice)
             self.assertEqual(again["message"]["tool_calls"][0]["function"], function, choice)
-        other = self.chat(user("Hello"), max_tokens=60, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "get_weather"}})
+        other = self.chat(user("Hello"), max_tokens=60, tools=[WEATHER], tool_choice=named)
         self.assertEqual(other["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get_weather")
         self.assertFalse(call(tool_choice="none")["message"].get("tool_calls"))
         self.assertEqual(len(call(parallel_tool_calls=False)["message"]["tool_calls"]), 1)
