@@ -185,8 +185,7 @@ describe("errors", () => {
 describe("aborts", () => {
     it("free a stream that the client leaves", async () => {
         const running = stream({messages: user("Tell me a story."), max_tokens: 4000});
-        await new Promise((seen) => running.once("text", seen));
-        running.abort();
+        running.once("text", () => running.abort());
         await assert.rejects(running.finalMessage(), Anthropic.APIUserAbortError);
         await server.becomesIdle();
     });
