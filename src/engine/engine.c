@@ -197,28 +197,6 @@ static void mark_cancelled(const sequence_list *l, const uint64_t *ids, int coun
             l->items[i]->cancelled = true;
 }
 
-/* Takes what came in; the lock is held. */
-static void take_mail(engine *e)
-{
-    engine_mailbox *m = &e->mail;
-    for (int i = 0; i < m->inbox.count; i++)
-        engine_enqueue(e, m->inbox.items[i]);
-    m->inbox.count = 0;
-    if (m->cancel_count > 0 || m->cancel_all) {
-        qsort(m->cancels, (size_t)m->cancel_count, sizeof *m->cancels, compare_ids);
-        mark_cancelled(&e->running, m->cancels, m->cancel_count, m->cancel_all);
-        mark_cancelled(&e->waiting, m->cancels, m->cancel_count, m->cancel_all);
-        m->cancel_count = 0;
-        m->cancel_all = false;
-    }
-    if (m->flush_done != m->flush_wanted) {
-        prefix_tree_clear(e->tree);
-        e->tree_version++;
-        m->flush_done = m->flush_wanted;
-        pthread_cond_broadcast(&m->flushed);
-    }
-}
-
 /* Counters as others see them; the lock is held. */
 static void post_counters(engine *e)
 {
@@ -240,6 +218,29 @@ static void post_counters(engine *e)
     spec_describe(e->spec, c->spec_words, (int)sizeof c->spec_words);
     m->counters = *c;
     m->waiting = m->inbox.count + e->waiting.count;
+}
+
+/* Takes what came in; the lock is held. */
+static void take_mail(engine *e)
+{
+    engine_mailbox *m = &e->mail;
+    for (int i = 0; i < m->inbox.count; i++)
+        engine_enqueue(e, m->inbox.items[i]);
+    m->inbox.count = 0;
+    if (m->cancel_count > 0 || m->cancel_all) {
+        qsort(m->cancels, (size_t)m->cancel_count, sizeof *m->cancels, compare_ids);
+        mark_cancelled(&e->running, m->cancels, m->cancel_count, m->cancel_all);
+        mark_cancelled(&e->waiting, m->cancels, m->cancel_count, m->cancel_all);
+        m->cancel_count = 0;
+        m->cancel_all = false;
+    }
+    if (m->flush_done != m->flush_wanted) {
+        prefix_tree_clear(e->tree);
+        e->tree_version++;
+        m->flush_done = m->flush_wanted;
+        post_counters(e); /* who waited for it wants to see it */
+        pthread_cond_broadcast(&m->flushed);
+    }
 }
 
 /* One round: mail in, a step, mail out. False when there was nothing to compute. */
@@ -351,6 +352,11 @@ static bool settle_options(engine *e, error *err)
     const model_config *c = &e->forward->model->config;
     if (o->max_running < 1 || o->max_waiting < 1 || o->max_context < 2 || o->kv_tokens < 1)
         return error_set(err, ERROR_USAGE, "an engine needs room for at least 1 running and 1 waiting request of 2 tokens");
+    if (o->max_context > c->max_positions)
+        return error_set(err, ERROR_USAGE, "a context of %d tokens is not possible: the model allows up to %d; lower --context", o->max_context,
+                         c->max_positions);
+    if (o->spec.mode != SPEC_OFF && (o->spec.depth < 1 || o->spec.depth > SPEC_DEPTH_MOST))
+        return error_set(err, ERROR_USAGE, "speculation of %d drafts is not possible; expected 1 to %d", o->spec.depth, SPEC_DEPTH_MOST);
     if (o->spec.mode != SPEC_OFF && !c->has_mtp) {
         if (o->spec.mode == SPEC_FIXED)
             return error_set(err, ERROR_USAGE, "--spec %d needs a draft head, and this model has none (num_nextn_predict_layers is 0); "

@@ -5,6 +5,7 @@
  *
  * Positions of a sequence [0 .. cached) have their keys in its pages; token cached is the first row of its next step. Rows of rejected
  * drafts leave keys behind at positions >= cached: nothing reads them, and the next step writes over them. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,11 +15,28 @@
 
 /* ---- pages ---- */
 
+/* The page that an admitted sequence would copy is not held any more; what it has is computed instead. */
+static void forget_copy(engine *e, sequence *s)
+{
+    prefix_match *m = &s->match;
+    if (m->copy_page < 0)
+        return;
+    kv_pages_drop(e->pages, m->copy_page);
+    m->copy_page = -1;
+    m->tokens -= m->copy_tokens;
+    m->copy_tokens = 0;
+    if (m->draft_tokens > m->tokens)
+        m->draft_tokens = m->tokens;
+}
+
+/* Pages held to be copied are not in the scheduler's account: they may be the very ones that are needed. */
 static bool take_page(engine *e, int32_t *page)
 {
+    enum { AT_ONCE = 8 };
     if (kv_pages_take(e->pages, page))
         return true;
-    enum { AT_ONCE = 8 };
+    for (int i = 0; e->pages->idle_count == 0 && i < e->plan.admitted_count; i++)
+        forget_copy(e, e->sched_of[e->plan.admitted[i]]);
     prefix_tree_evict(e->tree, AT_ONCE);
     e->tree_version++;
     return kv_pages_take(e->pages, page);
@@ -69,12 +87,13 @@ static void share_cached(engine *e, sequence *s)
 static void copy_cached(engine *e, sequence *s)
 {
     device *d = e->forward->device;
-    const prefix_match *m = &s->match;
+    prefix_match *m = &s->match;
     size_t bytes = d->layout.page_bytes;
     uint8_t *memory = e->pages->memory;
     if (m->copy_page >= 0) {
         d->ops->copy(d, memory + (size_t)s->page_table[m->full_pages] * bytes, memory + (size_t)m->copy_page * bytes, bytes);
         kv_pages_drop(e->pages, m->copy_page);
+        m->copy_page = -1;
     }
     s->cached = m->tokens;
     s->draft_keys = m->draft_tokens;
@@ -90,15 +109,21 @@ static void count_admission(engine *e, sequence *s)
     e->now.cached_tokens += (uint64_t)s->cached;
 }
 
-static void pause(engine *e, sequence *s)
+/* From those that run back to its place in the queue. */
+static void put_back(engine *e, sequence *s)
 {
     engine_release_pages(e, s);
     sequence_list_remove(&e->running, s);
     s->running = false;
     s->match_version = 0;
+    engine_enqueue(e, s);
+}
+
+static void pause(engine *e, sequence *s)
+{
+    put_back(e, s);
     s->stats.preemptions++;
     e->now.preemptions++;
-    engine_enqueue(e, s);
 }
 
 static void admit(engine *e, sequence *s)
@@ -109,30 +134,16 @@ static void admit(engine *e, sequence *s)
     share_cached(e, s);
 }
 
-/* Lets go of the page to copy from: what it has is computed instead. */
-static void forget_copy(engine *e, sequence *s)
-{
-    prefix_match *m = &s->match;
-    int whole = m->full_pages * KV_PAGE_TOKENS;
-    if (m->copy_page >= 0)
-        kv_pages_drop(e->pages, m->copy_page);
-    m->copy_page = -1;
-    m->copy_tokens = 0;
-    m->tokens = whole;
-    m->draft_tokens = m->draft_tokens < whole ? m->draft_tokens : whole;
-}
-
-/* Takes pages until an admitted sequence has `pages`; when there are not enough it waits again. The page to copy from may be the only
- * one left to evict. */
+/* Takes pages until an admitted sequence has `pages`, or as many as there are; when its known tokens do not fit it waits again. */
 static bool settle_admitted(engine *e, sequence *s, int pages)
 {
-    if (!take_pages(e, s, pages - s->pages)) {
+    int least = sched_pages_for(s->known);
+    if (!take_pages(e, s, least - s->pages)) {
         forget_copy(e, s);
-        if (!take_pages(e, s, pages - s->pages)) {
-            pause(e, s);
-            return false;
-        }
+        put_back(e, s);
+        return false;
     }
+    take_pages(e, s, pages - s->pages);
     copy_cached(e, s);
     count_admission(e, s);
     return true;
@@ -179,13 +190,14 @@ static void look_up(engine *e, sequence *s)
         s->match = prefix_tree_find(e->tree, sequence_space(s), s->tokens, s->known - 1);
 }
 
-/* Whether `other` is about to compute pages that s could share: it is worth waiting for them. */
+/* Whether `other` is about to compute pages that s could share: it is worth waiting for them. Not for a lower priority, which others
+ * may keep from going on. */
 static bool waits_for(const sequence *s, const sequence *other)
 {
-    int found = s->match.full_pages * KV_PAGE_TOKENS, soon = sequence_common(s, other);
-    if (soon > s->known - 1)
-        soon = s->known - 1;
-    return soon / KV_PAGE_TOKENS * KV_PAGE_TOKENS > found && other->cached < soon;
+    int found = s->match.full_pages * KV_PAGE_TOKENS, until = found + KV_PAGE_TOKENS;
+    if (until < other->cached + 1)
+        until = other->cached + 1;
+    return other->priority >= s->priority && until < s->known && until <= other->known && sequence_begins_alike(s, other, found, until);
 }
 
 /* s is candidate number `index` of the queue; those before it may be admitted in the same step. */
@@ -202,13 +214,13 @@ static bool should_hold(const engine *e, const sequence *s, int index)
     return false;
 }
 
-/* Pages that come back when the sequence leaves: nobody uses them but itself and the tree. */
-static int own_pages(const kv_pages *p, const sequence *s)
+/* Pages of a sequence that can be had when it leaves. */
+static int own_pages(const engine *e, const sequence *s)
 {
-    int own = 0;
+    int count = 0;
     for (int i = 0; i < s->pages; i++)
-        own += p->users[s->page_table[i]] == 1 + p->in_tree[s->page_table[i]];
-    return own;
+        count += e->pages->users[s->page_table[i]] == 1 + e->pages->in_tree[s->page_table[i]];
+    return count;
 }
 
 static sched_sequence describe(const sequence *s)
@@ -228,7 +240,7 @@ static int prefill_budget(const engine *e)
     if (e->prompt_row_us <= 0)
         return most < 64 ? most : 64;
     double room = ((double)e->options.itl_target_us - e->decode_step_us) / e->prompt_row_us;
-    int rows = room > most ? most : (int)room;
+    int rows = room > most ? most : room < least ? 0 : (int)room;
     return rows > least ? rows : least < most ? least : most;
 }
 
@@ -237,16 +249,33 @@ static uint64_t draw(engine *e, uint64_t below)
     return random_word(e->options.disturb_seed, e->disturb_count++, 0) % below;
 }
 
+/* Whether somebody may have to leave for others to have pages: those that run, or waiting ones of a higher priority. Only then their
+ * own pages are counted, which takes time in proportion to their length. */
+static bool is_tight(const engine *e, int candidates)
+{
+    int64_t wanted = 2 * (int64_t)e->running.count; /* a token and its drafts may begin two pages */
+    int lowest = INT_MAX;
+    for (int i = 0; i < e->running.count; i++)
+        if (e->running.items[i]->priority < lowest)
+            lowest = e->running.items[i]->priority;
+    for (int i = 0; i < candidates; i++) {
+        const sequence *s = e->waiting.items[i];
+        if (s->priority > lowest)
+            wanted += sched_pages_for(s->known + engine_draft_room(e)) + e->running.count + 1;
+    }
+    return wanted > (int64_t)e->pages->free_count + e->pages->idle_count;
+}
+
 static sched_state gather_state(engine *e)
 {
-    int count = 0;
-    bool scarce = e->waiting.count > 0 || e->pages->free_count + e->pages->idle_count < 2 * e->running.count;
+    int count = 0, candidates = e->waiting.count < ENGINE_CANDIDATES ? e->waiting.count : ENGINE_CANDIDATES;
+    bool tight = is_tight(e, candidates);
     for (int i = 0; i < e->running.count; i++) {
         e->sched_of[count] = e->running.items[i];
         e->sched[count] = describe(e->running.items[i]);
-        e->sched[count++].own_pages = scarce ? own_pages(e->pages, e->running.items[i]) : 0;
+        e->sched[count++].own_pages = tight ? own_pages(e, e->running.items[i]) : 0;
     }
-    for (int i = 0; i < e->waiting.count && i < ENGINE_CANDIDATES && count < e->sequence_capacity; i++) {
+    for (int i = 0; i < candidates; i++) {
         sequence *s = e->waiting.items[i];
         look_up(e, s);
         e->sched_of[count] = s;
@@ -635,8 +664,7 @@ bool engine_advance(engine *e)
     carry_out(e);
     if (b->rows > 0)
         run_batch(e);
-    else if (e->running.count == 0 && e->waiting.count > 0 &&
-             e->plan.expired_count + e->plan.preempted_count + e->plan.admitted_count == 0)
+    else if (e->running.count == 0 && e->plan.expired_count + e->plan.preempted_count + e->plan.admitted_count == 0 && e->waiting.count > 0)
         engine_end(e, e->waiting.items[0], ENGINE_FAILED, "the request cannot be scheduled though nothing else is running");
     return true;
 }

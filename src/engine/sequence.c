@@ -25,6 +25,8 @@ static bool check(const engine_request *r, const model_config *c, int max_contex
                          "shorten the prompt or lower max_tokens", r->prompt_count, r->max_tokens, max_context);
     if (r->min_tokens < 0 || r->min_tokens > r->max_tokens)
         return error_set(err, ERROR_INPUT, "min_tokens is %d, expected 0 to max_tokens (%d)", r->min_tokens, r->max_tokens);
+    if (r->stop_count < 0)
+        return error_set(err, ERROR_INPUT, "stop_count is %d, expected the number of stop tokens", r->stop_count);
     return check_tokens(r->prompt, r->prompt_count, c->vocab_size, "prompt token", err) &&
            check_tokens(r->stop_ids, r->stop_count, c->vocab_size, "stop token", err) &&
            sampler_params_check(&r->params, c->vocab_size, err);
@@ -126,14 +128,9 @@ const sampler_params *sequence_params(const sequence *s, int position)
     return position < s->min_known ? &s->early : &s->params;
 }
 
-int sequence_common(const sequence *a, const sequence *b)
+bool sequence_begins_alike(const sequence *a, const sequence *b, int first, int count)
 {
-    int most = a->known < b->known ? a->known : b->known, n = 0;
-    if (strcmp(a->space, b->space) != 0)
-        return 0;
-    while (n + KV_PAGE_TOKENS <= most && memcmp(a->tokens + n, b->tokens + n, KV_PAGE_TOKENS * sizeof *a->tokens) == 0)
-        n += KV_PAGE_TOKENS;
-    while (n < most && a->tokens[n] == b->tokens[n])
-        n++;
-    return n;
+    size_t size = sizeof *a->tokens;
+    return memcmp(a->tokens + first, b->tokens + first, (size_t)(count - first) * size) == 0 &&
+           memcmp(a->tokens, b->tokens, (size_t)first * size) == 0 && strcmp(a->space, b->space) == 0;
 }

@@ -57,7 +57,8 @@ static inline view sequence_space(const sequence *s)
     return view_of(s->space);
 }
 
-/* Tokens that two sequences of the same space have in common at their beginning. */
-int sequence_common(const sequence *a, const sequence *b);
+/* Whether two sequences are of the same space and have their first `count` tokens in common, which both have. Those from `first` on are
+ * compared before the others: where a difference is likely is for the caller to know. */
+bool sequence_begins_alike(const sequence *a, const sequence *b, int first, int count);
 
 #endif

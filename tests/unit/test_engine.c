@@ -417,6 +417,371 @@ static void test_drafts_need_a_head(void **state)
     assert_non_null(strstr(err.text, "--spec 2 needs a draft head"));
 }
 
+/* Steps until all has ended; a run that does not end is a failure, not a test that hangs. */
+static void run_at_most(engine *e, int steps)
+{
+    while (engine_step(e)) {
+        take(e);
+        if (steps-- == 0)
+            fail_msg("the engine goes round in circles");
+    }
+    take(e);
+}
+
+static spec_options drafts(int depth)
+{
+    return (spec_options){.mode = depth ? SPEC_FIXED : SPEC_OFF, .depth = depth};
+}
+
+/* The page that a prompt's beginning could be copied from is the last one that the prompt needs itself. */
+static void test_copied_page_is_needed(void **state)
+{
+    (void)state;
+    engine_options options = usual();
+    options.kv_tokens = 8 * KV_PAGE_TOKENS;
+    engine *e = start(options);
+    int32_t prompt[CONTEXT];
+    outcome first, second;
+    fill_prompt(prompt, 40, CONTEXT);
+    engine_request r = request(prompt, 30, 1, &first);
+    submit(e, &r);
+    run_at_most(e, 50);
+    prompt[20]++;
+    r = request(prompt, 500, 5, &second);
+    submit(e, &r);
+    run_at_most(e, 50);
+    assert_int_equal(second.finish, ENGINE_LENGTH);
+    assert_int_equal(second.count, 5);
+    assert_int_equal(second.stats.cached_tokens, 0);
+    assert_int_equal(second.stats.preemptions, 0);
+    check_idle(e);
+    engine_destroy(e);
+}
+
+/* Room for drafts is taken when there is some: it keeps nobody out. */
+static void test_room_for_drafts_is_optional(void **state)
+{
+    (void)state;
+    engine_options options = usual();
+    options.kv_tokens = 8 * KV_PAGE_TOKENS;
+    options.spec = drafts(8);
+    engine *e = start(options);
+    int32_t prompt[CONTEXT];
+    outcome low, high;
+    fill_prompt(prompt, 41, CONTEXT);
+    engine_request r = request(prompt, 130, 40, &low); /* holds 3 pages */
+    submit(e, &r);
+    engine_step(e);
+    r = request(prompt + 400, 310, 5, &high); /* 5 pages, 6 with its drafts */
+    r.priority = 1;
+    submit(e, &r);
+    for (int i = 0; i < 12 && !high.ended; i++) {
+        engine_step(e);
+        take(e);
+    }
+    assert_true(high.ended);
+    assert_int_equal(high.stats.preemptions, 0);
+    run_at_most(e, 100);
+    assert_int_equal(low.finish, ENGINE_LENGTH);
+    check_idle(e);
+    engine_destroy(e);
+}
+
+/* A cache of exactly one context has room for a request that fills it, with and without drafts. */
+static void test_full_context(void **state)
+{
+    (void)state;
+    outcome o[2][3];
+    for (int k = 0; k < 2; k++) {
+        engine_options options = usual();
+        options.kv_tokens = CONTEXT;
+        options.spec = drafts(k ? 8 : 0);
+        engine *e = start(options);
+        int32_t prompt[CONTEXT];
+        static const int lengths[] = {CONTEXT - 40, CONTEXT - 1, 1};
+        fill_prompt(prompt, 42, CONTEXT);
+        for (int i = 0; i < 3; i++) {
+            engine_request r = request(prompt, lengths[i], CONTEXT - lengths[i], &o[k][i]);
+            submit(e, &r);
+            run_at_most(e, 2000);
+            assert_int_equal(o[k][i].finish, ENGINE_LENGTH);
+            assert_int_equal(o[k][i].count, CONTEXT - lengths[i]);
+        }
+        check_idle(e);
+        engine_destroy(e);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_memory_equal(o[0][i].tokens, o[1][i].tokens, (size_t)o[0][i].count * sizeof(int32_t));
+}
+
+/* A higher priority takes the pages of a lower one, which goes on later as if nothing had been. */
+static void test_priority_takes_pages(void **state)
+{
+    (void)state;
+    engine_options options = usual();
+    options.kv_tokens = 8 * KV_PAGE_TOKENS;
+    engine *e = start(options);
+    int32_t prompt[CONTEXT];
+    outcome low, high, alone;
+    fill_prompt(prompt, 43, CONTEXT);
+    engine_request r = request(prompt, 300, 60, &low);
+    submit(e, &r);
+    for (int i = 0; i < 10; i++)
+        engine_step(e);
+    r = request(prompt + 500, 300, 5, &high);
+    r.priority = 1;
+    submit(e, &r);
+    for (int i = 0; i < 10; i++)
+        engine_step(e);
+    take(e);
+    assert_int_equal(high.finish, ENGINE_LENGTH);
+    assert_false(low.ended);
+    run_at_most(e, 200);
+    assert_int_equal(low.finish, ENGINE_LENGTH);
+    assert_int_equal(low.stats.preemptions, 1);
+    r = request(prompt, 300, 60, &alone);
+    r.space = "elsewhere";
+    submit(e, &r);
+    run_at_most(e, 200);
+    assert_memory_equal(low.tokens, alone.tokens, 60 * sizeof(int32_t));
+    check_idle(e);
+    engine_destroy(e);
+}
+
+static int running_now(engine *e)
+{
+    engine_counters c;
+    engine_count(e, &c);
+    return c.running;
+}
+
+/* It is not worth waiting for a prefix that somebody of a lower priority computes: others may go before that one for as long as they
+ * like. */
+static void test_nobody_waits_for_a_lower_priority(void **state)
+{
+    (void)state;
+    enum { OTHERS = 4, LAST = OTHERS };
+    engine_options options = usual();
+    options.prefill_rows = 16;
+    engine *e = start(options);
+    int32_t prompt[CONTEXT];
+    outcome o[OTHERS + 1];
+    static const int lengths[] = {20, 700, 900, 900}, priorities[] = {5, 0, 5, 5};
+    for (int i = 0; i < OTHERS; i++) { /* one decodes, one of low priority, two that keep it from going on */
+        fill_prompt(prompt, 50 + i, CONTEXT);
+        engine_request r = request(prompt, lengths[i], 50, &o[i]);
+        r.priority = priorities[i];
+        submit(e, &r);
+        engine_step(e);
+    }
+    assert_int_equal(running_now(e), OTHERS);
+    fill_prompt(prompt, 51, 200);
+    engine_request r = request(prompt, 200, 5, &o[LAST]);
+    r.priority = 5;
+    submit(e, &r);
+    engine_step(e);
+    assert_int_equal(running_now(e), OTHERS + 1);
+    run_at_most(e, 1000);
+    for (int i = 0; i <= LAST; i++)
+        assert_int_equal(o[i].finish, ENGINE_LENGTH);
+    check_idle(e);
+    engine_destroy(e);
+}
+
+/* The counters that follow a flush know of it. */
+static void test_flush_is_counted(void **state)
+{
+    (void)state;
+    for (int with_thread = 0; with_thread < 2; with_thread++) {
+        engine *e = start(usual());
+        int32_t prompt[PROMPT];
+        outcome o;
+        error err = {0};
+        engine_counters c;
+        fill_prompt(prompt, 44, PROMPT);
+        engine_request r = request(prompt, PROMPT, 2, &o);
+        submit(e, &r);
+        run_at_most(e, 50);
+        engine_count(e, &c);
+        assert_true(c.tree_pages > 0 && c.idle_pages == c.tree_pages);
+        assert_true(!with_thread || engine_start(e, &err));
+        engine_flush_cache(e);
+        engine_count(e, &c);
+        assert_int_equal(c.tree_pages, 0);
+        assert_int_equal(c.free_pages, c.pages);
+        engine_destroy(e);
+    }
+}
+
+static void check_refused_options(engine_options o, const char *words)
+{
+    error err = {0};
+    engine *e = engine_create(lab.forward, &o, &err);
+    assert_null(e);
+    assert_non_null(strstr(err.text, words));
+}
+
+static void test_impossible_options(void **state)
+{
+    (void)state;
+    engine_options o = usual();
+    o.max_context = 1 << 30;
+    check_refused_options(o, "the model allows");
+    o = usual();
+    o.spec = drafts(SPEC_DEPTH_MOST + 1);
+    check_refused_options(o, "drafts");
+    o = usual();
+    o.kv_tokens = 1000000000000;
+    check_refused_options(o, "1000000000000 tokens");
+    engine *e = start(usual());
+    int32_t prompt[4] = {1, 2, 3, 4};
+    outcome out;
+    error err = {0};
+    uint64_t id;
+    engine_request r = request(prompt, 4, 4, &out);
+    r.stop_count = -1;
+    assert_int_equal(engine_submit(e, &r, &id, &err), ENGINE_INVALID);
+    assert_non_null(strstr(err.text, "stop"));
+    engine_destroy(e);
+}
+
+/* ---- ends, with drafts ---- */
+
+typedef struct answer {
+    outcome out;
+    sampler_result results[CONTEXT];
+    int result_count;
+} answer;
+
+static void take_answers(engine *e)
+{
+    engine_event ev;
+    while (engine_poll(e, &ev, 1) == 1) {
+        answer *a = ev.user;
+        assert_false(a->out.ended);
+        for (int i = 0; i < ev.count; i++) {
+            a->out.tokens[a->out.count++] = ev.tokens[i];
+            if (ev.results)
+                a->results[a->result_count++] = ev.results[i];
+        }
+        a->out.finish = ev.finish;
+        a->out.ended = ev.finish != ENGINE_RUNNING;
+        a->out.stats = ev.stats;
+        engine_event_free(&ev);
+    }
+}
+
+enum { EDGES = 60 };
+
+/* Prompt lengths around page boundaries, short answers, stop ids that come early, min_tokens, penalties, log-probabilities. */
+static engine_request edge(int i, int32_t *prompt, int32_t *stops, answer *a)
+{
+    static const int lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 192, 193};
+    static const int limits[] = {1, 2, 3, 9, 62, 64};
+    int count = lengths[i % 10];
+    fill_prompt(prompt, 60 + i % 3, count);
+    engine_request r = request(prompt, count, limits[i % 6], &a->out);
+    a->result_count = 0;
+    r.user = a;
+    for (int k = 0; k < 40; k++)
+        stops[k] = (int32_t)(random_word(9, (uint64_t)i, (uint64_t)k) % 4000);
+    r.stop_ids = stops;
+    r.stop_count = i % 4 == 0 ? 40 : 0;
+    r.ignore_eos = i % 3 != 0;
+    r.min_tokens = i % 5 == 0 ? r.max_tokens / 2 : i % 5 == 1 ? r.max_tokens : 0;
+    r.params.seed = (uint64_t)i;
+    r.params.temperature = i % 2 ? 1.3 : 0;
+    r.params.repetition_penalty = i % 7 == 0 ? 1.3 : 1;
+    r.params.frequency_penalty = i % 7 == 1 ? 0.7 : 0;
+    r.params.logprobs = i % 3 - 1;
+    return r;
+}
+
+static void check_edge(const answer *got, const answer *expected, const engine_request *r)
+{
+    assert_int_equal(got->out.count, expected->out.count);
+    assert_int_equal(got->out.finish, expected->out.finish);
+    assert_memory_equal(got->out.tokens, expected->out.tokens, (size_t)got->out.count * sizeof(int32_t));
+    assert_int_equal(got->result_count, r->params.logprobs >= 0 ? got->out.count : 0);
+    for (int i = 0; i < got->result_count; i++) {
+        assert_int_equal(got->results[i].token, got->out.tokens[i]);
+        assert_true(got->results[i].logprob == expected->results[i].logprob);
+        assert_int_equal(got->results[i].top_count, expected->results[i].top_count);
+    }
+    assert_true(got->out.count >= r->min_tokens && got->out.count <= r->max_tokens);
+    assert_int_equal(got->out.stats.output_tokens, got->out.count);
+    for (int i = 0; i < got->out.count; i++)
+        for (int k = 0; k < r->stop_count; k++)
+            assert_true(got->out.tokens[i] != r->stop_ids[k] || (got->out.finish == ENGINE_STOP && i == got->out.count - 1));
+}
+
+/* Each request alone without cache and drafts, then all together with both: no difference. */
+static void test_edges(void **state)
+{
+    (void)state;
+    answer *alone = mem_alloc(EDGES, sizeof *alone), *together = mem_alloc(EDGES, sizeof *together);
+    int32_t prompt[PROMPT], stops[40];
+    engine_options options = usual();
+    options.no_prefix_cache = true;
+    engine *e = start(options);
+    for (int i = 0; i < EDGES; i++) {
+        engine_request r = edge(i, prompt, stops, &alone[i]);
+        submit(e, &r);
+        while (engine_step(e))
+            take_answers(e);
+        take_answers(e);
+    }
+    engine_destroy(e);
+    for (int variant = 0; variant < 3; variant++) {
+        options = usual();
+        options.spec = drafts(variant == 0 ? 8 : 3);
+        options.kv_tokens = variant == 2 ? 12 * KV_PAGE_TOKENS : 8192;
+        options.disturb_seed = variant == 1 ? 5 : 0;
+        e = start(options);
+        for (int i = 0; i < EDGES; i++) {
+            engine_request r = edge(i, prompt, stops, &together[i]);
+            submit(e, &r);
+        }
+        while (engine_step(e))
+            take_answers(e);
+        take_answers(e);
+        for (int i = 0; i < EDGES; i++) {
+            answer unused;
+            engine_request r = edge(i, prompt, stops, &unused);
+            check_edge(&together[i], &alone[i], &r);
+        }
+        check_idle(e);
+        engine_destroy(e);
+    }
+    free(alone);
+    free(together);
+}
+
+/* A cache that has all of a prompt but its last token computes one row. */
+static void test_whole_prompt_cached(void **state)
+{
+    (void)state;
+    static const int lengths[] = {2, 64, 65, 129};
+    for (int i = 0; i < 4; i++) {
+        engine_options options = usual();
+        options.spec = drafts(i % 2 ? 2 : 0);
+        engine *e = start(options);
+        int32_t prompt[PROMPT];
+        outcome o[2];
+        fill_prompt(prompt, 45, PROMPT);
+        for (int k = 0; k < 2; k++) {
+            engine_request r = request(prompt, lengths[i], 1, &o[k]);
+            submit(e, &r);
+            run_at_most(e, 20);
+        }
+        assert_int_equal(o[1].stats.cached_tokens, lengths[i] - 1);
+        assert_int_equal(o[1].stats.computed_tokens, 1);
+        assert_int_equal(o[1].tokens[0], o[0].tokens[0]);
+        check_idle(e);
+        engine_destroy(e);
+    }
+}
+
 /* ---- with its thread ---- */
 
 typedef struct wake {
@@ -503,7 +868,11 @@ int main(void)
         cmocka_unit_test(test_one_request),       cmocka_unit_test(test_prefix_in_tokens), cmocka_unit_test(test_prefix_of_neighbours),
         cmocka_unit_test(test_ends),              cmocka_unit_test(test_deadline),         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_refusals),          cmocka_unit_test(test_preemption),       cmocka_unit_test(test_simulated_acceptance),
-        cmocka_unit_test(test_drafts_need_a_head), cmocka_unit_test(test_thread),
+        cmocka_unit_test(test_drafts_need_a_head), cmocka_unit_test(test_copied_page_is_needed),
+        cmocka_unit_test(test_room_for_drafts_is_optional), cmocka_unit_test(test_full_context),
+        cmocka_unit_test(test_priority_takes_pages), cmocka_unit_test(test_nobody_waits_for_a_lower_priority),
+        cmocka_unit_test(test_flush_is_counted),  cmocka_unit_test(test_impossible_options), cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_whole_prompt_cached), cmocka_unit_test(test_thread),
     };
     return cmocka_run_group_tests(tests, open_lab, close_lab);
 }
