@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -125,8 +126,8 @@ engine_refusal engine_submit(engine *e, const engine_request *r, uint64_t *id, e
     sequence *s = sequence_create(r, &e->forward->model->config, e->options.max_context, err);
     engine_refusal refusal = s ? ENGINE_ACCEPTED : ENGINE_INVALID;
     if (s && sched_pages_for(s->limit) > e->pages->count) {
-        error_set(err, ERROR_FIT, "prompt and answer need %d pages of %d tokens, the cache has %d; shorten the prompt, lower max_tokens, or "
-                  "start the server with a larger --kv-tokens", sched_pages_for(s->limit), KV_PAGE_TOKENS, e->pages->count);
+        error_set(err, ERROR_FIT, "prompt and answer need %d pages of %d tokens, the cache has %d; shorten the prompt, lower max_tokens, "
+                  "or start the server with a larger --kv-tokens", sched_pages_for(s->limit), KV_PAGE_TOKENS, e->pages->count);
         refusal = ENGINE_INVALID;
     }
     pthread_mutex_lock(&m->lock);
@@ -310,19 +311,31 @@ bool engine_start(engine *e, error *err)
     return true;
 }
 
-void engine_flush_cache(engine *e)
+static struct timespec time_after(uint64_t us)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    uint64_t ns = (uint64_t)t.tv_nsec + us % 1000000 * 1000;
+    t.tv_sec += (time_t)(us / 1000000 + ns / 1000000000);
+    t.tv_nsec = (long)(ns % 1000000000);
+    return t;
+}
+
+bool engine_flush_cache(engine *e, uint64_t patience_us)
 {
     engine_mailbox *m = &e->mail;
+    struct timespec until = time_after(patience_us);
+    int waited = 0;
     pthread_mutex_lock(&m->lock);
     uint64_t mine = ++m->flush_wanted;
-    if (!e->has_thread) {
+    if (!e->has_thread)
         take_mail(e);
-    } else {
-        pthread_cond_signal(&m->work);
-        while (m->flush_done < mine && !m->stop)
-            pthread_cond_wait(&m->flushed, &m->lock);
-    }
+    pthread_cond_signal(&m->work);
+    while (m->flush_done < mine && !m->stop && !waited)
+        waited = pthread_cond_timedwait(&m->flushed, &m->lock, &until);
+    bool done = m->flush_done >= mine;
     pthread_mutex_unlock(&m->lock);
+    return done;
 }
 
 void engine_count(engine *e, engine_counters *out)
@@ -353,8 +366,8 @@ static bool settle_options(engine *e, error *err)
     if (o->max_running < 1 || o->max_waiting < 1 || o->max_context < 2 || o->kv_tokens < 1)
         return error_set(err, ERROR_USAGE, "an engine needs room for at least 1 running and 1 waiting request of 2 tokens");
     if (o->max_context > c->max_positions)
-        return error_set(err, ERROR_USAGE, "a context of %d tokens is not possible: the model allows up to %d; lower --context", o->max_context,
-                         c->max_positions);
+        return error_set(err, ERROR_USAGE, "a context of %d tokens is not possible: the model allows up to %d; lower --context",
+                         o->max_context, c->max_positions);
     if (o->spec.mode != SPEC_OFF && (o->spec.depth < 1 || o->spec.depth > SPEC_DEPTH_MOST))
         return error_set(err, ERROR_USAGE, "speculation of %d drafts is not possible; expected 1 to %d", o->spec.depth, SPEC_DEPTH_MOST);
     if (o->spec.mode != SPEC_OFF && !c->has_mtp) {
@@ -394,7 +407,11 @@ engine *engine_create(forward *f, const engine_options *options, error *err)
     e->forward = f;
     pthread_mutex_init(&e->mail.lock, NULL);
     pthread_cond_init(&e->mail.work, NULL);
-    pthread_cond_init(&e->mail.flushed, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->mail.flushed, &clock);
+    pthread_condattr_destroy(&clock);
     bool ok = settle_options(e, err);
     if (ok) {
         e->sequence_capacity = e->options.max_running + ENGINE_CANDIDATES;

@@ -3,8 +3,8 @@
  *
  *     engine_submit -> queue -> scheduler (scheduler.h) -> one ragged step (forward.h) -> sampler -> events -> engine_poll
  *
- * A request's tokens depend on its prompt, parameters and seed alone: not on other requests, chunking, cache hits, preemption or speculation
- * (DESIGN, decisions 4 and 5). Every accepted request ends with exactly one event that has a `finish`. */
+ * A request's tokens depend on its prompt, parameters and seed alone: not on other requests, chunking, cache hits, preemption or
+ * speculation (DESIGN, decisions 4 and 5). Every accepted request ends with exactly one event that has a `finish`. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -111,8 +111,9 @@ void engine_close(engine *e);
 int engine_poll(engine *e, engine_event *events, int most);
 void engine_event_free(engine_event *ev);
 
-/* Empties the prefix cache between two steps; waits until that is done. Pages in use stay. */
-void engine_flush_cache(engine *e);
+/* Empties the prefix cache between two steps; pages in use stay. Waits for that, but no longer than patience_us: a step over a long prompt
+ * may take seconds. False: it is done when the step at hand ends. From any thread. */
+bool engine_flush_cache(engine *e, uint64_t patience_us);
 
 /* A snapshot; counters only grow. From any thread. */
 typedef struct engine_counters {

@@ -143,6 +143,7 @@ drawbridge *drawbridge_open(const char *directory, const drawbridge_options *opt
 static void drop_events(drawbridge *d)
 {
     drawbridge_event ev;
+    engine_close(d->engine);
     engine_cancel_all(d->engine);
     while (drawbridge_poll(d, &ev, 1, -1) == 1)
         drawbridge_event_free(&ev);
@@ -257,11 +258,14 @@ static bool find_prompt(const drawbridge *d, const drawbridge_request *r, token_
 
 static bool submit(drawbridge *d, const drawbridge_request *r, const token_list *prompt, uint64_t *id, error *err)
 {
+    enum { TIMEOUT_MOST = 1000000000 };
     int64_t room = (int64_t)d->context - (int64_t)prompt->count;
     if (room < 1)
         return error_set(err, ERROR_FIT, "the prompt has %zu tokens, the context has room for %d; shorten it", prompt->count, d->context);
     if (r->max_tokens < 0)
         return error_set(err, ERROR_USAGE, "request.max_tokens is %d, expected 0 or more", r->max_tokens);
+    if (!(r->timeout_s >= 0 && r->timeout_s <= TIMEOUT_MOST))
+        return error_set(err, ERROR_USAGE, "request.timeout_s is %g, expected 0 to %d seconds", r->timeout_s, TIMEOUT_MOST);
     library_request *mine = mem_alloc(1, sizeof *mine);
     mine->user = r->user;
     engine_request e = {.prompt = prompt->ids, .prompt_count = (int)prompt->count,

@@ -281,9 +281,11 @@ void handle_loads(server *s, http_exchange *x, const tenant *who)
 
 /* ---- orders ---- */
 
-/* Empties what is not in use, whether requests are running or not; nothing has to be waited for, so a time-out is only checked. */
+/* Empties what is not in use, whether requests are running or not; at most the step at hand has to be waited for, so a time-out is only
+ * checked. The loop waits a moment for it and no longer, because it serves the others, too. */
 void handle_flush_cache(server *s, http_exchange *x, const tenant *who)
 {
+    enum { PATIENCE_US = 20000 };
     const char *timeout = http_query(x, "timeout");
     char *end = NULL;
     engine_counters before, after;
@@ -294,12 +296,13 @@ void handle_flush_cache(server *s, http_exchange *x, const tenant *who)
         return;
     }
     engine_count(s->engine, &before);
-    engine_flush_cache(s->engine);
+    bool done = engine_flush_cache(s->engine, PATIENCE_US);
     engine_count(s->engine, &after);
-    int freed = after.free_pages > before.free_pages ? after.free_pages - before.free_pages : 0;
-    server_reply_json(x, 200, json_pack("{s:b, s:s, s:i, s:i}", "success", 1, "message",
-                                        "the prefix cache is empty; pages of running requests stay", "freed_pages", freed, "pages_in_use",
-                                        used_pages(&after)));
+    int freed = done && after.free_pages > before.free_pages ? after.free_pages - before.free_pages : 0;
+    const char *message = done ? "the prefix cache is empty; pages of running requests stay"
+                               : "the prefix cache will be emptied when the step at hand ends; pages of running requests stay";
+    server_reply_json(x, 200, json_pack("{s:b, s:s, s:i, s:i}", "success", 1, "message", message, "freed_pages",
+                                        done ? freed : before.idle_pages, "pages_in_use", used_pages(&after)));
 }
 
 /* {"rid": "..."} or {"abort_all": true}. A tenant ends its own requests, an admin those of all. */
