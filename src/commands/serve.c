@@ -178,6 +178,17 @@ static char *model_name(const serve_values *v, const char *directory)
     return strndup(directory + start, end - start);
 }
 
+/* It stands in JSON, in metrics and in log lines. */
+static bool check_name(const char *name, error *err)
+{
+    size_t bytes = strlen(name);
+    bool clean = bytes > 0 && bytes <= SERVER_MODEL_NAME_MOST && utf8_valid(name, bytes);
+    for (size_t i = 0; i < bytes && clean; i++)
+        clean = (unsigned char)name[i] >= ' ' && name[i] != 0x7F;
+    return clean || error_set(err, ERROR_USAGE, "the model's name must be 1 to %d bytes of UTF-8 without control characters; choose one "
+                              "with --model-name", SERVER_MODEL_NAME_MOST);
+}
+
 static server_options options_of(const serve_values *v, const serve_job *j)
 {
     return (server_options){
@@ -186,7 +197,8 @@ static server_options options_of(const serve_values *v, const serve_job *j)
         .http = {.host = v->host, .port = v->port ? (int)v->port : -1, .max_connections = (int)v->max_connections,
                  .body_bytes = (size_t)v->max_body_mb << 20, .idle_s = v->idle_s},
         .limits = {.max_tokens = given(v->max_tokens), .default_max_tokens = given(v->default_max_tokens),
-                   .max_choices = (int)v->max_choices, .request_s = v->timeout_s, .drain_s = v->drain_s,
+                   .max_choices = (int)v->max_choices, .request_s = v->timeout_s,
+                   .drain_s = v->drain_s > 0 ? v->drain_s : 1e-6, /* 0 would be the server's default */
                    .keep_alive_s = v->keep_alive_s}};
 }
 
@@ -197,6 +209,8 @@ static bool open_model(const serve_values *v, serve_job *j, sampler_params *defa
         !text_model_open(runner_model_name(&v->runner), v->template, &j->text, err))
         return false;
     j->name = model_name(v, j->directory.data);
+    if (!check_name(j->name, err))
+        return false;
     *defaults = sampler_params_default(tokenizer_size(j->text.tokenizer));
     return generation_defaults(j->directory.data, defaults, err);
 }
@@ -209,14 +223,22 @@ static void print_formats(const model *m, text *out)
                             (double)m->format_bytes[i] / 1e6);
 }
 
+/* Where the server can be reached from this machine. */
+static void write_url(const http_server *h, text *out)
+{
+    const char *host = http_server_is_wildcard(h) ? "localhost" : http_server_host(h);
+    bool six = strchr(host, ':') != NULL;
+    text_add_format(out, "http://%s%s%s:%d", six ? "[" : "", host, six ? "]" : "", http_server_port(h));
+}
+
 static void print_banner(const serve_values *v, const serve_job *j, uint64_t started_us)
 {
     engine_facts f = engine_describe(j->engine);
     const model *m = j->runner.model;
     text formats = {0};
     print_formats(m, &formats);
-    int port = http_server_port(j->server->http);
-    bool wide = strcmp(v->host, "0.0.0.0") == 0 || strcmp(v->host, "::") == 0;
+    text url = {0};
+    write_url(j->server->http, &url);
     log_info("drawbridge %s", DRAWBRIDGE_VERSION);
     log_info("  model    %s: %.1f M parameters, %.1f M active, %d layers%s, chat format %s", j->name, (double)m->parameters / 1e6,
              (double)m->active_parameters / 1e6, m->config.layers, m->config.has_mtp ? " and a draft head" : "",
@@ -233,11 +255,11 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
     if (page_warning())
         log_warning("%s", page_warning());
     log_info("  ready    after %.2f s", (double)(clock_now_us() - started_us) * 1e-6);
-    log_info("listening on http://%s%s%s:%d", strchr(v->host, ':') ? "[" : "", wide ? "localhost" : v->host,
-             strchr(v->host, ':') ? "]" : "", port);
-    log_info("  curl http://localhost:%d/v1/chat/completions %s-d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is 2 + 3?\"}]}'",
-             port, v->keys ? "-H \"Authorization: Bearer $KEY\" " : "");
+    log_info("listening on %s%s", url.data, http_server_is_wildcard(j->server->http) ? " and all other addresses of this machine" : "");
+    log_info("  curl %s/v1/chat/completions %s-d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is 2 + 3?\"}]}'", url.data,
+             v->keys ? "-H \"Authorization: Bearer $KEY\" " : "");
     text_free(&formats);
+    text_free(&url);
 }
 
 static bool serve(const serve_values *v, serve_job *j, error *err)

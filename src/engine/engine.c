@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -239,7 +238,7 @@ static void take_mail(engine *e)
         prefix_tree_clear(e->tree);
         e->tree_version++;
         m->flush_done = m->flush_wanted;
-        post_counters(e); /* who waited for it wants to see it */
+        post_counters(e); /* who waits for the flush need not wait for the step */
         pthread_cond_broadcast(&m->flushed);
     }
 }
@@ -249,8 +248,11 @@ static bool round_trip(engine *e)
 {
     engine_mailbox *m = &e->mail;
     pthread_mutex_lock(&m->lock);
+    bool flushes = m->flush_done != m->flush_wanted;
     take_mail(e);
     pthread_mutex_unlock(&m->lock);
+    if (flushes && e->options.notify)
+        e->options.notify(e->options.notify_context);
     bool worked = engine_advance(e);
     pthread_mutex_lock(&m->lock);
     bool news = e->batch.event_count > 0;
@@ -311,31 +313,35 @@ bool engine_start(engine *e, error *err)
     return true;
 }
 
-static struct timespec time_after(uint64_t us)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    uint64_t ns = (uint64_t)t.tv_nsec + us % 1000000 * 1000;
-    t.tv_sec += (time_t)(us / 1000000 + ns / 1000000000);
-    t.tv_nsec = (long)(ns % 1000000000);
-    return t;
-}
-
-bool engine_flush_cache(engine *e, uint64_t patience_us)
+uint64_t engine_flush_begin(engine *e)
 {
     engine_mailbox *m = &e->mail;
-    struct timespec until = time_after(patience_us);
-    int waited = 0;
     pthread_mutex_lock(&m->lock);
-    uint64_t mine = ++m->flush_wanted;
-    if (!e->has_thread)
+    uint64_t number = ++m->flush_wanted;
+    if (e->has_thread)
+        pthread_cond_signal(&m->work);
+    else
         take_mail(e);
-    pthread_cond_signal(&m->work);
-    while (m->flush_done < mine && !m->stop && !waited)
-        waited = pthread_cond_timedwait(&m->flushed, &m->lock, &until);
-    bool done = m->flush_done >= mine;
     pthread_mutex_unlock(&m->lock);
+    return number;
+}
+
+bool engine_flush_is_done(engine *e, uint64_t number)
+{
+    pthread_mutex_lock(&e->mail.lock);
+    bool done = e->mail.flush_done >= number;
+    pthread_mutex_unlock(&e->mail.lock);
     return done;
+}
+
+void engine_flush_cache(engine *e)
+{
+    engine_mailbox *m = &e->mail;
+    uint64_t number = engine_flush_begin(e);
+    pthread_mutex_lock(&m->lock);
+    while (m->flush_done < number && !m->stop)
+        pthread_cond_wait(&m->flushed, &m->lock);
+    pthread_mutex_unlock(&m->lock);
 }
 
 void engine_count(engine *e, engine_counters *out)
@@ -407,11 +413,7 @@ engine *engine_create(forward *f, const engine_options *options, error *err)
     e->forward = f;
     pthread_mutex_init(&e->mail.lock, NULL);
     pthread_cond_init(&e->mail.work, NULL);
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&e->mail.flushed, &clock);
-    pthread_condattr_destroy(&clock);
+    pthread_cond_init(&e->mail.flushed, NULL);
     bool ok = settle_options(e, err);
     if (ok) {
         e->sequence_capacity = e->options.max_running + ENGINE_CANDIDATES;

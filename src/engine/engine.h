@@ -111,9 +111,13 @@ void engine_close(engine *e);
 int engine_poll(engine *e, engine_event *events, int most);
 void engine_event_free(engine_event *ev);
 
-/* Empties the prefix cache between two steps; pages in use stay. Waits for that, but no longer than patience_us: a step over a long prompt
- * may take seconds. False: it is done when the step at hand ends. From any thread. */
-bool engine_flush_cache(engine *e, uint64_t patience_us);
+/* Empties the prefix cache between two steps; pages in use stay. Waits for that: a step over a long prompt may take seconds. From any
+ * thread. */
+void engine_flush_cache(engine *e);
+
+/* The same without waiting: returns a number to ask with. `notify` is called when it is done. */
+uint64_t engine_flush_begin(engine *e);
+bool engine_flush_is_done(engine *e, uint64_t number);
 
 /* A snapshot; counters only grow. From any thread. */
 typedef struct engine_counters {

@@ -71,7 +71,7 @@ bool dispatch_host_is_ours(const char *host, const char *bound, bool wildcard, c
     host += bracketed;
     size_t n = strcspn(host, bracketed ? "]" : ":");
     const char *rest = host + n + (bracketed && host[n] == ']');
-    if (n == 0 || n >= sizeof name || (rest[0] && (rest[0] != ':' || strspn(rest + 1, "0123456789") != strlen(rest + 1))))
+    if (n == 0 || (bracketed && host[n] != ']') || n >= sizeof name || (rest[0] && (rest[0] != ':' || strspn(rest + 1, "0123456789") != strlen(rest + 1))))
         return false;
     memcpy(name, host, n);
     name[n] = '\0';
@@ -366,14 +366,13 @@ const char *server_error_type(int status, bool anthropic)
     return anthropic ? "api_error" : "server_error";
 }
 
-/* A message may quote a header, and headers may be any bytes: what is not UTF-8 becomes a question mark. */
-static void make_utf8(text *t)
+void server_make_utf8(char *words)
 {
     uint32_t c;
-    for (size_t i = 0; i < t->length;) {
-        int n = utf8_decode(t->data + i, t->length - i, &c);
+    for (size_t i = 0, length = strlen(words); i < length;) {
+        int n = utf8_decode(words + i, length - i, &c);
         if (n == 0)
-            t->data[i] = '?';
+            words[i] = '?';
         i += n ? (size_t)n : 1;
     }
 }
@@ -396,7 +395,7 @@ void server_reply_error(http_exchange *x, int status, const char *param, const c
     va_start(args, sentence);
     text_add_arguments(&message, sentence, args);
     va_end(args);
-    make_utf8(&message);
+    server_make_utf8(message.data);
     if ((status == 429 || status == 503) && !http_has_added_header(x, "retry-after"))
         http_add_header(x, "Retry-After", "1");
     server_reply_json(x, status, error_value(x, status, param, &message));

@@ -8,6 +8,8 @@
 #include "base/json.h"
 #include "base/memory.h"
 
+enum { NEAR_NAME_MOST = 64 };
+
 bool request_refuse(request_error *e, const char *param, const char *words, ...)
 {
     va_list args;
@@ -124,7 +126,9 @@ static const char *api_name(int api)
 static const char *nearest(const char *name, int api)
 {
     const char *best = NULL;
-    size_t best_distance = strlen(name) / 3 + 1;
+    size_t length = strlen(name), best_distance = length / 3 + 1;
+    if (length > NEAR_NAME_MOST) /* no field is near, and comparing takes time */
+        return NULL;
     for (size_t i = 0; i < fields_count; i++) {
         size_t d = fields_table[i].apis & api ? text_distance(name, fields_table[i].name, best_distance) : best_distance + 1;
         if (d < best_distance || (d == best_distance && !best)) {

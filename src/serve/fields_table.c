@@ -40,8 +40,9 @@ static bool store_stop(const field_reading *r)
 
 static bool store_stop_ids(const field_reading *r)
 {
-    if (json_array_size(r->value) > 256)
-        return request_refuse(r->e, r->name, "stop_token_ids: at most 256 ids are allowed, found %zu", json_array_size(r->value));
+    if (json_array_size(r->value) > GENERATION_STOP_IDS_MOST)
+        return request_refuse(r->e, r->name, "stop_token_ids: at most %d ids are allowed, found %zu", GENERATION_STOP_IDS_MOST,
+                              json_array_size(r->value));
     return fields_token_ids(r->value, r->vocab, r->name, r->name, &r->request->spec.stop_ids, r->e);
 }
 
@@ -54,7 +55,7 @@ static bool store_bias(const field_reading *r)
     json_object_foreach ((json_t *)(uintptr_t)r->value, key, value) {
         char *end;
         long id = strtol(key, &end, 10);
-        if (key[0] < '0' || key[0] > '9' || *end || id >= r->vocab)
+        if (key[0] < '0' || key[0] > '9' || (key[0] == '0' && key[1]) || *end || id >= r->vocab)
             return request_refuse(r->e, r->name, "logit_bias: expected token ids from 0 to %d as keys, found \"%.40s\"", r->vocab - 1, key);
         double x = json_is_number(value) ? json_number_value(value) : 1000;
         if (!(x >= -100 && x <= 100))

@@ -10,7 +10,8 @@
 #include "model/chat_output.h"
 #include "serve/server.h"
 
-enum { GENERATION_CHOICES_MOST = 16, GENERATION_STOPS_MOST = 16, GENERATION_STOP_BYTES_MOST = 1024 };
+enum { GENERATION_CHOICES_MOST = 16, GENERATION_STOPS_MOST = 16, GENERATION_STOP_BYTES_MOST = 1024,
+       GENERATION_STOP_IDS_MOST = 256 };
 
 /* What to generate. Zero-initialise, then fill; generation_spec_free releases what it owns. */
 typedef struct generation_spec {

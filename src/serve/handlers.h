@@ -23,6 +23,7 @@ void handle_metrics(server *s, http_exchange *x, const tenant *who);
 void handle_server_info(server *s, http_exchange *x, const tenant *who); /* also /model_info and their old names */
 void handle_loads(server *s, http_exchange *x, const tenant *who);
 void handle_flush_cache(server *s, http_exchange *x, const tenant *who);
+void ops_flushes_take(server *s); /* replies to the /flush_cache that the engine has done; called when it has news */
 void handle_abort_request(server *s, http_exchange *x, const tenant *who);
 void handle_health(server *s, http_exchange *x, const tenant *who);  /* health.c: the process lives */
 void handle_ready(server *s, http_exchange *x, const tenant *who);   /* health.c: new requests are welcome */

@@ -10,14 +10,25 @@ typedef struct writer {
     const char *labels;
 } writer;
 
+/* Nearly all samples are whole numbers, and there are a thousand: printf would take most of a scrape's time. */
+static void add_whole(text *out, uint64_t value)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+    do
+        digits[--at] = (char)('0' + value % 10);
+    while (value /= 10);
+    text_add(out, digits + at, sizeof digits - at);
+}
+
 static void add_number(text *out, double value)
 {
     if (isnan(value))
         text_add_text(out, "NaN");
     else if (isinf(value))
         text_add_text(out, value > 0 ? "+Inf" : "-Inf");
-    else if (value == floor(value) && fabs(value) < 9e15)
-        text_add_format(out, "%.0f", value);
+    else if (value >= 0 && value < 9e15 && value == floor(value))
+        add_whole(out, (uint64_t)value);
     else
         text_add_format(out, "%.9g", value);
 }
@@ -30,11 +41,16 @@ static void family(writer *w, const char *name, const char *type, const char *he
 /* One sample: name + suffix, the writer's labels and one more label when key is not NULL. */
 static void sample(writer *w, const char *name, const char *suffix, const char *key, const char *label, double value)
 {
-    text_add_format(w->out, "%s%s", name, suffix);
+    text_add_text(w->out, name);
+    text_add_text(w->out, suffix);
     if (*w->labels || key) {
-        text_add_format(w->out, "{%s", w->labels);
-        if (key)
-            text_add_format(w->out, "%s%s=\"%s\"", *w->labels ? "," : "", key, label);
+        text_add_char(w->out, '{');
+        text_add_text(w->out, w->labels);
+        if (key) {
+            const char *const parts[] = {*w->labels ? "," : "", key, "=\"", label, "\""};
+            for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+                text_add_text(w->out, parts[i]);
+        }
         text_add_char(w->out, '}');
     }
     text_add_char(w->out, ' ');

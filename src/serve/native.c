@@ -2,6 +2,7 @@
  *
  * A request to /generate has one or more prompts, each is one generation with n choices; every (prompt, choice) is an item of the answer.
  * A stream sends for each step an item as it stands: the whole text so far, not only what is new. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,7 @@ static void job_reply(job *j)
 static json_t *logprob_json(const job *j, double logprob, int32_t id)
 {
     text t = {0};
+    logprob = isfinite(logprob) ? logprob : -9999.0; /* JSON has no infinity */
     if (j->request.logprob_text)
         tokenizer_decode(j->server->tokenizer, &id, 1, false, &t);
     json_t *made = json_pack("[f, i, s#]", logprob, (int)id, t.data ? t.data : "", (int)t.length);
@@ -299,6 +301,7 @@ static bool source_start(server *s, job *j, int index, const tenant *who, int *s
     generation_spec wanted = r->spec; /* borrows everything of r */
     generation_sink sink = {from, sink_tokens, sink_piece, sink_step, sink_finish, sink_done};
     char numbered[192];
+    *status = 400;
     snprintf(numbered, sizeof numbered, r->count > 1 ? "%.160s_%d" : "%.160s", http_request_id(j->x), index);
     wanted.prompt = r->prompts[index];
     wanted.rid = r->rids ? r->rids[index] : numbered;

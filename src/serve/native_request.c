@@ -61,6 +61,8 @@ static bool ids_read(const json_t *array, int vocab, const char *path, token_lis
 
 static bool read_stop_ids(const reading *c, const json_t *value, const char *path)
 {
+    if (json_array_size(value) > GENERATION_STOP_IDS_MOST)
+        return error_set(c->err, ERROR_INPUT, "%s: at most %d ids, found %zu", path, GENERATION_STOP_IDS_MOST, json_array_size(value));
     return ids_read(value, c->vocab, path, &c->r->spec.stop_ids, c->err);
 }
 
@@ -133,7 +135,7 @@ static bool read_logit_bias(const reading *c, const json_t *value, const char *p
     json_object_foreach((json_t *)(uintptr_t)value, key, bias) {
         char *end;
         long id = strtol(key, &end, 10);
-        if (key[0] < '0' || key[0] > '9' || *end || id >= c->vocab)
+        if (key[0] < '0' || key[0] > '9' || (key[0] == '0' && key[1]) || *end || id >= c->vocab)
             return error_set(c->err, ERROR_INPUT, "%s: \"%.20s\" is not a token id; the model's tokens go from 0 to %d", path, key,
                              c->vocab - 1);
         if (!json_is_number(bias) || !(json_number_value(bias) >= -100 && json_number_value(bias) <= 100))

@@ -6,7 +6,7 @@
 #include "serve/fields.h"
 #include "serve/generation.h"
 
-enum { OPENAI_PROMPTS_MOST = 64, OPENAI_CHOICES_MOST = 128, OPENAI_HEX_BYTES_MOST = 16 };
+enum { OPENAI_TOOLS_MOST = 1024, OPENAI_PROMPTS_MOST = 64, OPENAI_CHOICES_MOST = 128, OPENAI_HEX_BYTES_MOST = 16 };
 
 /* ---- requests ---- */
 

@@ -44,9 +44,16 @@ static const char *error_type(int status)
 
 json_t *openai_error_json(int status, const char *param, const char *code, const char *message)
 {
-    json_t *words = json_string(message);
-    return json_pack("{s:{s:o, s:s, s:s?, s:s?}}", "error", "message", words ? words : json_string("error"), "type", error_type(status),
-                     "param", param && *param ? param : NULL, "code", code);
+    text words = {0}, name = {0};
+    text_add_text(&words, message);
+    text_add_text(&name, param ? param : "");
+    server_make_utf8(words.data);
+    server_make_utf8(name.data);
+    json_t *made = json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", words.data, "type", error_type(status), "param",
+                             name.length ? name.data : NULL, "code", code);
+    text_free(&words);
+    text_free(&name);
+    return made;
 }
 
 /* ---- log-probabilities ---- */
@@ -114,7 +121,8 @@ static void text_logprobs_add(openai_job *j, openai_part *p, const sampler_resul
     json_array_append_new(json_object_get(p->logprobs, "top_logprobs"), top);
     json_array_append_new(json_object_get(p->logprobs, "token_logprobs"), json_real(finite(r->logprob)));
     json_array_append_new(json_object_get(p->logprobs, "text_offset"), json_integer((json_int_t)p->text_offset));
-    p->text_offset += count_characters(json_string_value(token), json_string_length(token));
+    if (!j->request.skip_special || !tokenizer_is_special(j->server->tokenizer, r->token))
+        p->text_offset += count_characters(json_string_value(token), json_string_length(token));
     json_array_append_new(json_object_get(p->logprobs, "tokens"), token);
 }
 
@@ -226,8 +234,8 @@ static json_t *extension_json(const openai_job *j)
 
 static json_t *envelope(const openai_job *j, const char *object, json_t *choices)
 {
-    char fingerprint[160];
-    snprintf(fingerprint, sizeof fingerprint, "drawbridge-%s-%.100s", DRAWBRIDGE_VERSION, j->server->options.model_name);
+    char fingerprint[SERVER_MODEL_NAME_MOST + 64];
+    snprintf(fingerprint, sizeof fingerprint, "drawbridge-%s-%s", DRAWBRIDGE_VERSION, j->server->options.model_name);
     return json_pack("{s:s, s:s, s:I, s:s, s:s, s:o}", "id", j->id, "object", object, "created", (json_int_t)j->created, "model",
                      j->server->options.model_name, "system_fingerprint", fingerprint, "choices", choices);
 }

@@ -133,9 +133,23 @@ static bool check_tool(const json_t *tools, size_t i, request_error *e)
     if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
         return request_refuse(e, "tools", "tools[%zu].function.parameters: expected a JSON schema (an object), found %s", i,
                               json_type_name(parameters));
-    if (tool_named(tools, json_string_value(name)) != function)
-        return request_refuse(e, "tools", "tools[%zu].function.name: \"%.100s\" is the name of an earlier tool", i,
-                              json_string_value(name));
+    return true;
+}
+
+/* names: of the tools before, a set. */
+static bool check_tools(const json_t *tools, json_t *names, request_error *e)
+{
+    size_t count = json_array_size(tools);
+    if (count > OPENAI_TOOLS_MOST)
+        return request_refuse(e, "tools", "tools: at most %d tools are allowed, found %zu", OPENAI_TOOLS_MOST, count);
+    for (size_t i = 0; i < count; i++) {
+        if (!check_tool(tools, i, e))
+            return false;
+        const char *name = json_string_value(json_object_get(json_object_get(json_array_get(tools, i), "function"), "name"));
+        if (json_object_get(names, name))
+            return request_refuse(e, "tools", "tools[%zu].function.name: \"%.100s\" is the name of an earlier tool", i, name);
+        json_object_set_new(names, name, json_true());
+    }
     return true;
 }
 
@@ -162,9 +176,11 @@ static bool decide_named(const json_t *tools, const json_t *choice, tool_decisio
 static bool decide_tools(const api_request *r, tool_decision *out, request_error *e)
 {
     const char *word = json_string_value(r->tool_choice);
-    for (size_t i = 0; i < json_array_size(r->tools); i++)
-        if (!check_tool(r->tools, i, e))
-            return false;
+    json_t *names = json_object();
+    bool ok = check_tools(r->tools, names, e);
+    json_decref(names);
+    if (!ok)
+        return false;
     if (!r->tool_choice || (word && strcmp(word, "auto") == 0))
         return true;
     out->hidden = word && strcmp(word, "none") == 0;

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "serve/generation.h"
 #include "serve/handlers.h"
 
@@ -281,14 +282,55 @@ void handle_loads(server *s, http_exchange *x, const tenant *who)
 
 /* ---- orders ---- */
 
-/* Empties what is not in use, whether requests are running or not; at most the step at hand has to be waited for, so a time-out is only
- * checked. The loop waits a moment for it and no longer, because it serves the others, too. */
+/* A flush that the engine does after its present step; the loop does not wait for that. */
+typedef struct flush_wait {
+    server *server;
+    http_exchange *x;
+    uint64_t number; /* of the engine */
+    int free_pages;  /* before */
+    struct flush_wait *next;
+} flush_wait;
+
+static void flush_reply(server *s, http_exchange *x, int free_before)
+{
+    engine_counters now;
+    engine_count(s->engine, &now);
+    int freed = now.free_pages > free_before ? now.free_pages - free_before : 0;
+    server_reply_json(x, 200, json_pack("{s:b, s:s, s:i, s:i}", "success", 1, "message",
+                                        "the prefix cache is empty; pages of running requests stay", "freed_pages", freed, "pages_in_use",
+                                        used_pages(&now)));
+}
+
+static void flush_closed(void *context)
+{
+    flush_wait *gone = context;
+    flush_wait **at = &gone->server->flushes;
+    while (*at != gone)
+        at = &(*at)->next;
+    *at = gone->next;
+    free(gone);
+}
+
+void ops_flushes_take(server *s)
+{
+    for (flush_wait **at = &s->flushes; *at;) {
+        flush_wait *w = *at;
+        if (!engine_flush_is_done(s->engine, w->number)) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        flush_reply(s, w->x, w->free_pages);
+        free(w);
+    }
+}
+
+/* Empties what is not in use, whether requests are running or not; nothing has to be waited for, so a time-out is only checked. */
 void handle_flush_cache(server *s, http_exchange *x, const tenant *who)
 {
-    enum { PATIENCE_US = 20000 };
     const char *timeout = http_query(x, "timeout");
     char *end = NULL;
-    engine_counters before, after;
+    engine_counters before;
     (void)who;
     double seconds = timeout ? strtod(timeout, &end) : 0;
     if (timeout && (end == timeout || *end || !(seconds >= 0 && seconds <= 86400))) {
@@ -296,13 +338,11 @@ void handle_flush_cache(server *s, http_exchange *x, const tenant *who)
         return;
     }
     engine_count(s->engine, &before);
-    bool done = engine_flush_cache(s->engine, PATIENCE_US);
-    engine_count(s->engine, &after);
-    int freed = done && after.free_pages > before.free_pages ? after.free_pages - before.free_pages : 0;
-    const char *message = done ? "the prefix cache is empty; pages of running requests stay"
-                               : "the prefix cache will be emptied when the step at hand ends; pages of running requests stay";
-    server_reply_json(x, 200, json_pack("{s:b, s:s, s:i, s:i}", "success", 1, "message", message, "freed_pages",
-                                        done ? freed : before.idle_pages, "pages_in_use", used_pages(&after)));
+    flush_wait *w = mem_alloc(1, sizeof *w);
+    *w = (flush_wait){s, x, engine_flush_begin(s->engine), before.free_pages, s->flushes};
+    s->flushes = w;
+    http_on_closed(x, flush_closed, w);
+    ops_flushes_take(s);
 }
 
 /* {"rid": "..."} or {"abort_all": true}. A tenant ends its own requests, an admin those of all. */
@@ -328,7 +368,6 @@ void handle_abort_request(server *s, http_exchange *x, const tenant *who)
     else if (all && tenants_have_keys(s->tenants) && !who->admin)
         server_reply_error(x, 403, "abort_all", "abort_all: needs a key marked admin, because it ends requests of others");
     else
-        server_reply_json(x, 200, json_pack("{s:b, s:i}", "success", 1, "aborted",
-                                            generation_abort_of(s, who, all ? NULL : rid, all)));
+        server_reply_json(x, 200, json_pack("{s:b, s:i}", "success", 1, "aborted", generation_abort_of(s, who, all ? NULL : rid, all)));
     json_decref(body);
 }

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "serve/dispatch.h"
 #include "serve/generation.h"
+#include "serve/handlers.h"
 
 enum {
     EVENTS_AT_ONCE = 64,       /* taken from the engine with one call */
@@ -69,6 +70,7 @@ static void on_wake(evutil_socket_t fd, short what, void *context)
     }
     if (taken >= EVENTS_PER_TURN)
         server_wake(s);
+    ops_flushes_take(s);
 }
 
 void server_set_engine(server *s, engine *e)

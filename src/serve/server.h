@@ -17,6 +17,8 @@
 #include "serve/metrics.h"
 #include "serve/tenant.h"
 
+enum { SERVER_MODEL_NAME_MOST = 256 }; /* bytes */
+
 typedef struct server_limits {
     int max_tokens;        /* of an answer; 0: what the context allows */
     int default_max_tokens; /* when a request says nothing; 0: what the context allows */
@@ -28,7 +30,8 @@ typedef struct server_limits {
 
 /* The strings must outlive the server. */
 typedef struct server_options {
-    const char *model_name;    /* as /v1/models shows it; requests may name it or leave "model" out */
+    const char *model_name;    /* as /v1/models shows it; requests may name it or leave "model" out. UTF-8 of at most
+                                  SERVER_MODEL_NAME_MOST bytes */
     const char *model_path;    /* directory, for /server_info */
     http_options http;
     server_limits limits;
@@ -51,6 +54,7 @@ typedef struct server {
     tenants *tenants;
     metrics *metrics;
     struct generation *generations;  /* all that are running, a list of generation.c */
+    struct flush_wait *flushes;      /* /flush_cache that wait for the engine, a list of ops.c */
     uint64_t started_unix;           /* seconds */
     bool draining;                   /* SIGTERM came: /readyz says so, new generations are refused */
     struct server_loop *loop;        /* events and timers of server.c */
@@ -98,6 +102,9 @@ void server_reply_json(http_exchange *x, int status, json_t *value);
 /* OpenAI's form: {"error": {"message", "type", "param", "code"}} with type from the status; param NULL: null. Anthropic's form on its
  * routes. 429 and 503 get a Retry-After unless one was added. */
 void server_reply_error(http_exchange *x, int status, const char *param, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* Messages quote headers, which may be any bytes, and cut long names in the middle of a character: what is not UTF-8 becomes '?'. */
+void server_make_utf8(char *words);
 
 /* The type that an error of this status has, in either API's words; for errors within a stream. */
 const char *server_error_type(int status, bool anthropic);

@@ -46,6 +46,8 @@ static engine_facts fake_facts = {.max_running = 4, .max_waiting = 8, .max_conte
                                   .page_bytes = 1024};
 static engine_counters fake_counters;
 static int fake_flushes, fake_aborts;
+static bool fake_flush_waits; /* the engine is in a step */
+static const tenant *fake_abort_who;
 static char fake_abort_rid[128];
 static bool fake_abort_all, fake_has_keys;
 
@@ -55,6 +57,8 @@ static inline void fake_reset(void)
         generation_spec_free(&fake_generations[i].spec);
     memset(fake_generations, 0, sizeof fake_generations);
     fake_generation_count = fake_refuse_status = fake_refuse_from = fake_flushes = fake_aborts = 0;
+    fake_flush_waits = false;
+    fake_abort_who = NULL;
     fake_has_keys = fake_abort_all = false;
 }
 
@@ -289,7 +293,7 @@ const char *generation_id(const generation *g)
 int generation_abort_of(server *s, const tenant *who, const char *rid, bool all)
 {
     (void)s;
-    (void)who;
+    fake_abort_who = who;
     snprintf(fake_abort_rid, sizeof fake_abort_rid, "%s", rid ? rid : "");
     fake_abort_all = all;
     fake_aborts++;
@@ -348,9 +352,13 @@ void engine_count(engine *e, engine_counters *out)
     *out = fake_counters;
 }
 
-static bool fake_flush_is_late; /* a step is still being computed */
+bool engine_flush_is_done(engine *e, uint64_t number)
+{
+    (void)e;
+    return number <= (uint64_t)fake_flushes && !fake_flush_waits;
+}
 
-bool engine_flush_cache(engine *e, uint64_t patience_us)
+uint64_t engine_flush_begin(engine *e)
 {
     (void)e;
     assert_true(patience_us <= 50000); /* the loop serves nobody else meanwhile */
@@ -360,7 +368,7 @@ bool engine_flush_cache(engine *e, uint64_t patience_us)
     fake_counters.free_pages += fake_counters.idle_pages;
     fake_counters.idle_pages = 0;
     fake_counters.tree_pages = fake_counters.pages - fake_counters.free_pages;
-    return true;
+    return (uint64_t)fake_flushes;
 }
 
 #endif

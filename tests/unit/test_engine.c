@@ -149,7 +149,7 @@ static void test_prefix_in_tokens(void **state)
         run(e);
         assert_int_equal(third.stats.cached_tokens, 0);
         assert_memory_equal(second.tokens, third.tokens, 3 * sizeof *prompt);
-        assert_true(engine_flush_cache(e, 0));
+        engine_flush_cache(e);
         engine_request again = request(prompt, 177, 3, &third);
         submit(e, &again);
         run(e);
@@ -605,7 +605,7 @@ static void test_flush_is_counted(void **state)
         engine_count(e, &c);
         assert_true(c.tree_pages > 0 && c.idle_pages == c.tree_pages);
         assert_true(!with_thread || engine_start(e, &err));
-        assert_true(engine_flush_cache(e, 60000000));
+        engine_flush_cache(e);
         engine_count(e, &c);
         assert_int_equal(c.tree_pages, 0);
         assert_int_equal(c.free_pages, c.pages);
@@ -830,7 +830,7 @@ static void test_thread(void **state)
         if (i % 4 == 3)
             engine_cancel(e, id);
         if (i == 10)
-            engine_flush_cache(e, 0);
+            engine_flush_cache(e);
     }
     while (ended < COUNT) {
         wait_for_news(&w, &seen);

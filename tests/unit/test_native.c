@@ -567,6 +567,29 @@ static void test_flush(void **state)
     fake_exchange_free(&x);
 }
 
+/* The loop goes on while the engine finishes its step; whoever leaves before is forgotten. */
+static void test_flush_waits(void **state)
+{
+    (void)state;
+    server s = fake_server();
+    http_exchange first = {.path = "/flush_cache"}, second = {.path = "/flush_cache"};
+    fill_counters();
+    fake_flush_waits = true;
+    handle_flush_cache(&s, &first, NULL);
+    handle_flush_cache(&s, &second, NULL);
+    ops_flushes_take(&s);
+    assert_int_equal(first.status, 0);
+    first.closed(first.context);
+    fake_flush_waits = false;
+    ops_flushes_take(&s);
+    assert_int_equal(first.status, 0);
+    assert_int_equal(second.status, 200);
+    assert_null(s.flushes);
+    fake_exchange_free(&first);
+    fake_exchange_free(&second);
+    fake_reset();
+}
+
 static void test_abort(void **state)
 {
     (void)state;
@@ -588,6 +611,11 @@ static void test_abort(void **state)
         assert_int_equal(fake_aborts, i);
         fake_exchange_free(&x);
     }
+    server s = fake_server();
+    http_exchange x = {.body = "{\"rid\":\"x\"}"};
+    handle_abort_request(&s, &x, &plain); /* ends requests of this tenant only */
+    assert_ptr_equal(fake_abort_who, &plain);
+    fake_exchange_free(&x);
     fake_reset();
 }
 
@@ -608,7 +636,8 @@ int main(void)
         cmocka_unit_test(test_generate_defaults), cmocka_unit_test(test_generate_whole),          cmocka_unit_test(test_generate_lists),
         cmocka_unit_test(test_generate_stream),   cmocka_unit_test(test_generate_closed),         cmocka_unit_test(test_generate_failures),
         cmocka_unit_test(test_tokenize),          cmocka_unit_test(test_detokenize),              cmocka_unit_test(test_server_info),
-        cmocka_unit_test(test_loads),             cmocka_unit_test(test_flush),                   cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_loads),             cmocka_unit_test(test_flush),                   cmocka_unit_test(test_flush_waits),
+        cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests(tests, NULL, release);
 }
