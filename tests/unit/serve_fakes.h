@@ -361,10 +361,7 @@ bool engine_flush_is_done(engine *e, uint64_t number)
 uint64_t engine_flush_begin(engine *e)
 {
     (void)e;
-    assert_true(patience_us <= 50000); /* the loop serves nobody else meanwhile */
     fake_flushes++;
-    if (fake_flush_is_late)
-        return false;
     fake_counters.free_pages += fake_counters.idle_pages;
     fake_counters.idle_pages = 0;
     fake_counters.tree_pages = fake_counters.pages - fake_counters.free_pages;
