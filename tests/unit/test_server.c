@@ -170,6 +170,11 @@ STUB_HANDLER(handle_abort_request)
 STUB_HANDLER(handle_page)
 STUB_HANDLER(handle_dashboard)
 
+void ops_flushes_take(server *s)
+{
+    (void)s;
+}
+
 /* ---- a server in a thread, and clients that wait */
 
 static pthread_t thread;
