@@ -21,7 +21,8 @@
 typedef struct serve_values {
     runner_values runner;
     const char *host, *name, *template, *keys, *hosts, *origins, *spec;
-    int64_t port, kv_tokens, max_running, max_queue, prefill_budget, max_tokens, default_max_tokens, max_choices, max_body_mb, max_connections;
+    int64_t port, kv_tokens, max_running, max_queue, prefill_budget, max_tokens, default_max_tokens, max_choices;
+    int64_t max_body_mb, max_connections;
     double itl_ms, simulate, timeout_s, drain_s, keep_alive_s, idle_s;
     bool prefix_cache, log_json;
 } serve_values;
@@ -68,21 +69,23 @@ static const option serve_options[] = {
      .offset = AT(max_running), .help = "Sequences computed at the same time."},
     {.name = "max-queue", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1000000, .by_default = "1024", .group = "Engine",
      .offset = AT(max_queue), .help = "Requests that may wait. One more is refused with 503 and Retry-After."},
-    {.name = "kv-tokens", .type = OPTION_INT, .metavar = "N", .least = 64, .most = 1e12, .unset = "8 contexts, at most a quarter of free memory",
-     .group = "Engine", .offset = AT(kv_tokens), .help = "Room in the KV cache, in tokens, for running sequences and cached prefixes together."},
+    {.name = "kv-tokens", .type = OPTION_INT, .metavar = "N", .least = 64, .most = 1e12,
+     .unset = "8 contexts, at most a quarter of free memory", .group = "Engine", .offset = AT(kv_tokens),
+     .help = "Room in the KV cache, in tokens, for running sequences and cached prefixes together."},
     {.name = "prefix-cache", .type = OPTION_FLAG, .by_default = "on", .group = "Engine", .offset = AT(prefix_cache),
      .help = "Do not keep the keys of finished requests for later ones that begin alike."},
     {.name = "spec", .type = OPTION_TEXT, .metavar = "off|N|auto", .by_default = "auto", .group = "Engine", .offset = AT(spec),
-     .help = "Tokens guessed ahead by the draft head, 1 to 8. The output is the same. auto measures what pays, and stops where it does not; "
-             "auto:N guesses at most N."},
+     .help = "Tokens guessed ahead by the draft head, 1 to 8. The output is the same. auto measures what pays, and stops where it "
+             "does not; auto:N guesses at most N."},
     {.name = "spec-simulate", .type = OPTION_NUMBER, .metavar = "X", .least = 1, .most = 9, .unset = "real acceptance", .group = "Engine",
      .offset = AT(simulate),
      .help = "For speed tests only: accept guesses by lot so that a step gives X tokens on average. The answers are then wrong. Needs "
              "--spec N."},
     {.name = "itl-target", .type = OPTION_NUMBER, .metavar = "MS", .least = 1, .most = 60000, .by_default = "100", .group = "Engine",
      .offset = AT(itl_ms), .help = "Aim for the time between two tokens of a stream while other prompts are computed."},
-    {.name = "prefill-budget", .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_CHUNK, .unset = "measured, from --itl-target",
-     .group = "Engine", .offset = AT(prefill_budget), .help = "Prompt tokens per step while anything is decoding."},
+    {.name = "prefill-budget", .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_CHUNK,
+     .unset = "measured, from --itl-target", .group = "Engine",
+     .offset = AT(prefill_budget), .help = "Prompt tokens per step while anything is decoding."},
     RUNNER_CONTEXT_ROW(serve_values),
     RUNNER_ROWS(serve_values),
 };
@@ -249,7 +252,8 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
              KV_PAGE_TOKENS, kv_dtype_name(j->runner.device->layout.dtype),
              (double)f.kv_tokens / KV_PAGE_TOKENS * (double)f.page_bytes / 1e6, f.max_context, f.max_running, f.max_waiting);
     if (f.spec.simulate > 0)
-        log_warning("speculation is SIMULATED at %.2f tokens per step: the answers are wrong, only the speed means something", f.spec.simulate);
+        log_warning("speculation is SIMULATED at %.2f tokens per step: the answers are wrong, only the speed means something",
+                    f.spec.simulate);
     else
         log_info("  drafts   %s", f.spec.mode == SPEC_OFF ? "off" : v->spec);
     if (page_warning())
@@ -305,10 +309,11 @@ static const command_example serve_examples[] = {
 const command command_serve = {
     .name = "serve",
     .summary = "serve a model over HTTP, with a web page",
-    .description = "Answers the OpenAI API (/v1/chat/completions, /v1/completions, /v1/models), the Anthropic API (/v1/messages) and a native one "
-                   "(/generate, /tokenize, /metrics and others), and shows a page to chat with the model and to watch the server.\n\n"
-                   "Requests are computed together; each gets the same tokens as if it were alone. Prompts that begin like earlier ones are "
-                   "not computed again.\n\n"
+    .description = "Answers the OpenAI API (/v1/chat/completions, /v1/completions, /v1/models), the Anthropic API (/v1/messages) and a "
+                   "native one (/generate, /tokenize, /metrics and others), and shows a page to chat with the model and to watch the "
+                   "server.\n\n"
+                   "Requests are computed together; each gets the same tokens as if it were alone. Prompts that begin like earlier ones "
+                   "are not computed again.\n\n"
                    "SIGTERM and Ctrl-C let running requests finish (--drain); a second one ends them at once.",
     .options = serve_options,
     .option_count = COUNT_OF(serve_options),

@@ -71,7 +71,8 @@ bool dispatch_host_is_ours(const char *host, const char *bound, bool wildcard, c
     host += bracketed;
     size_t n = strcspn(host, bracketed ? "]" : ":");
     const char *rest = host + n + (bracketed && host[n] == ']');
-    if (n == 0 || (bracketed && host[n] != ']') || n >= sizeof name || (rest[0] && (rest[0] != ':' || strspn(rest + 1, "0123456789") != strlen(rest + 1))))
+    bool has_port = rest[0] == ':' && strspn(rest + 1, "0123456789") == strlen(rest + 1);
+    if (n == 0 || (bracketed && host[n] != ']') || n >= sizeof name || (rest[0] && !has_port))
         return false;
     memcpy(name, host, n);
     name[n] = '\0';
