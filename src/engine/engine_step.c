@@ -32,12 +32,11 @@ static void forget_copy(engine *e, sequence *s)
 /* Pages held to be copied are not in the scheduler's account: they may be the very ones that are needed. */
 static bool take_page(engine *e, int32_t *page)
 {
-    enum { AT_ONCE = 8 };
     if (kv_pages_take(e->pages, page))
         return true;
     for (int i = 0; e->pages->idle_count == 0 && i < e->plan.admitted_count; i++)
         forget_copy(e, e->sched_of[e->plan.admitted[i]]);
-    prefix_tree_evict(e->tree, AT_ONCE);
+    prefix_tree_evict(e->tree, 1);
     e->tree_version++;
     return kv_pages_take(e->pages, page);
 }
@@ -249,27 +248,38 @@ static uint64_t draw(engine *e, uint64_t below)
     return random_word(e->options.disturb_seed, e->disturb_count++, 0) % below;
 }
 
-/* Whether somebody may have to leave for others to have pages: those that run, or waiting ones of a higher priority. Only then their
- * own pages are counted, which takes time in proportion to their length. */
-static bool is_tight(const engine *e, int candidates)
+static int lowest_priority(const engine *e)
 {
-    int64_t wanted = 2 * (int64_t)e->running.count; /* a token and its drafts may begin two pages */
     int lowest = INT_MAX;
     for (int i = 0; i < e->running.count; i++)
         if (e->running.items[i]->priority < lowest)
             lowest = e->running.items[i]->priority;
-    for (int i = 0; i < candidates; i++) {
-        const sequence *s = e->waiting.items[i];
-        if (s->priority > lowest)
-            wanted += sched_pages_for(s->known + engine_draft_room(e)) + e->running.count + 1;
-    }
+    return lowest;
+}
+
+/* How many of the queue to look at: none while all places are taken by those who may keep them. */
+static int count_candidates(const engine *e, int lowest)
+{
+    if (e->waiting.count == 0 || (e->running.count >= e->options.max_running && e->waiting.items[0]->priority <= lowest))
+        return 0;
+    return e->waiting.count < ENGINE_CANDIDATES ? e->waiting.count : ENGINE_CANDIDATES;
+}
+
+/* Whether somebody may have to leave for others to have pages: those that run, or waiting ones of a higher priority. Only then their
+ * own pages are counted, which takes time in proportion to their length. */
+static bool is_tight(const engine *e, int candidates, int lowest)
+{
+    int64_t wanted = 2 * (int64_t)e->running.count; /* a token and its drafts may begin two pages */
+    for (int i = 0; i < candidates; i++)
+        if (e->waiting.items[i]->priority > lowest)
+            wanted += sched_pages_for(e->waiting.items[i]->known + engine_draft_room(e)) + e->running.count + 1;
     return wanted > (int64_t)e->pages->free_count + e->pages->idle_count;
 }
 
 static sched_state gather_state(engine *e)
 {
-    int count = 0, candidates = e->waiting.count < ENGINE_CANDIDATES ? e->waiting.count : ENGINE_CANDIDATES;
-    bool tight = is_tight(e, candidates);
+    int count = 0, lowest = lowest_priority(e), candidates = count_candidates(e, lowest);
+    bool tight = is_tight(e, candidates, lowest);
     for (int i = 0; i < e->running.count; i++) {
         e->sched_of[count] = e->running.items[i];
         e->sched[count] = describe(e->running.items[i]);

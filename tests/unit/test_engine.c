@@ -862,8 +862,10 @@ static int close_lab(void **state)
     return 0;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+    if (count > 1)
+        cmocka_set_test_filter(arguments[1]); /* those that match alone, for sanitizers that take long */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_request),       cmocka_unit_test(test_prefix_in_tokens), cmocka_unit_test(test_prefix_of_neighbours),
         cmocka_unit_test(test_ends),              cmocka_unit_test(test_deadline),         cmocka_unit_test(test_cancel),
