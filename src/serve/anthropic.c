@@ -103,6 +103,8 @@ static void sink_finish(void *context, int choice, const generation_finish *f)
     const char *failure = f->failure ? f->failure : "the answer was not finished";
     if (!r->gone && status == 0) {
         usage = generation_usage_now(r->g);
+        http_note(r->x, "prompt=%d cached=%d output=%d reasoning=%d", usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
+                  usage.reasoning_tokens);
         r->message = anthropic_answer_end(r->answer, f, &usage);
     } else if (!r->gone && r->streams) {
         anthropic_answer_fail(r->answer, status, failure);

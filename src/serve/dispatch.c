@@ -71,8 +71,9 @@ bool dispatch_host_is_ours(const char *host, const char *bound, bool wildcard, c
     host += bracketed;
     size_t n = strcspn(host, bracketed ? "]" : ":");
     const char *rest = host + n + (bracketed && host[n] == ']');
-    bool has_port = rest[0] == ':' && strspn(rest + 1, "0123456789") == strlen(rest + 1);
-    if (n == 0 || (bracketed && host[n] != ']') || n >= sizeof name || (rest[0] && !has_port))
+    if (n == 0 || n >= sizeof name || (bracketed && host[n] != ']'))
+        return false;
+    if (rest[0] && (rest[0] != ':' || strspn(rest + 1, "0123456789") != strlen(rest + 1)))
         return false;
     memcpy(name, host, n);
     name[n] = '\0';
@@ -293,6 +294,16 @@ static void log_words(const http_record *r, const char *now)
     text_free(&line);
 }
 
+/* Counts are numbers; a name that consists of digits is still a name. */
+static json_t *note_value(const char *key, const char *value, size_t length)
+{
+    static const char *const names[] = {"tenant", "rid", "user"};
+    bool number = length > 0 && length <= 9 && strspn(value, "0123456789") >= length;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        number = number && strcmp(key, names[i]) != 0;
+    return number ? json_integer(strtol(value, NULL, 10)) : json_stringn(value, length);
+}
+
 /* "key=value key=value" as members. */
 static void add_note(json_t *line, const char *note)
 {
@@ -303,7 +314,7 @@ static void add_note(json_t *line, const char *note)
             size_t length = key < sizeof name ? key : sizeof name - 1;
             memcpy(name, note, length);
             name[length] = '\0';
-            json_object_set_new(line, name, json_stringn(note + key + 1, n - key - 1));
+            json_object_set_new(line, name, note_value(name, note + key + 1, n - key - 1));
         }
         note += n + strspn(note + n, " ");
     }

@@ -173,6 +173,16 @@ static bool spec_check(const server *s, const generation_spec *wanted, error *er
     return true;
 }
 
+/* What can never be granted is no matter of trying again. */
+static bool tenant_check(const tenant *who, int choices, error *err)
+{
+    if (who->in_flight_most > 0 && choices > who->in_flight_most)
+        return error_set(err, ERROR_INPUT, "n is %d, this key may have %d answers at a time", choices, who->in_flight_most);
+    if (who->per_minute_most > 0 && choices > who->per_minute_most)
+        return error_set(err, ERROR_INPUT, "n is %d, this key may start %d answers per minute", choices, who->per_minute_most);
+    return true;
+}
+
 static choice *new_choice(const server *s, const generation_spec *wanted)
 {
     choice_options o = {
@@ -255,7 +265,7 @@ generation *generation_start(server *s, const generation_spec *wanted, const ten
 {
     tenant *counted = (tenant *)(uintptr_t)who; /* handlers only read it; its places are counted here */
     *status = 400;
-    if (!spec_check(s, wanted, err))
+    if (!spec_check(s, wanted, err) || !tenant_check(who, wanted->choices, err))
         return NULL;
     int max_tokens = settle_max_tokens(s, wanted, err);
     if (max_tokens == 0)

@@ -162,11 +162,24 @@ static void send_chunk(job *j, int index)
     server_send_event(j->x, NULL, value);
 }
 
+/* For the log. */
+static void note(job *j)
+{
+    int prompt = 0, cached = 0, output = 0;
+    for (int i = 0; i < j->request.count; i++) {
+        prompt += j->sources[i].usage.prompt_tokens;
+        cached += j->sources[i].usage.cached_tokens;
+        output += j->sources[i].usage.completion_tokens;
+    }
+    http_note(j->x, "prompt=%d cached=%d output=%d", prompt, cached, output);
+}
+
 /* All generations have ended. */
 static void job_reply(job *j)
 {
     int items = j->request.count * j->request.spec.choices;
     j->over = true;
+    note(j);
     if (j->request.stream) {
         static const char done[] = "data: [DONE]\n\n";
         http_stream_write(j->x, done, sizeof done - 1);

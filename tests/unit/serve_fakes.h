@@ -133,6 +133,12 @@ void http_stream_end(http_exchange *x)
     x->ended = true;
 }
 
+void http_note(http_exchange *x, const char *words, ...)
+{
+    (void)x;
+    (void)words;
+}
+
 void http_on_closed(http_exchange *x, void (*closed)(void *context), void *context)
 {
     x->closed = closed;

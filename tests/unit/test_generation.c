@@ -384,6 +384,13 @@ static void test_refusals(void **state)
     start(&wanted, 503, "queue is full");
     begin(&wanted, 2);
     who.in_flight_most = 1;
+    start(&wanted, 400, "n is 2, this key may have 1 answers at a time");
+    begin(&wanted, 3);
+    who.per_minute_most = 2;
+    start(&wanted, 400, "n is 3, this key may start 2 answers per minute");
+    begin(&wanted, 2);
+    who.in_flight_most = 2;
+    who.in_flight = 1;
     start(&wanted, 429, "too many");
     begin(&wanted, 1);
     fake.refuse_from = 0;
