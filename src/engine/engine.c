@@ -228,7 +228,8 @@ static void take_mail(engine *e)
         engine_enqueue(e, m->inbox.items[i]);
     m->inbox.count = 0;
     if (m->cancel_count > 0 || m->cancel_all) {
-        qsort(m->cancels, (size_t)m->cancel_count, sizeof *m->cancels, compare_ids);
+        if (m->cancel_count > 0) /* without any there may be no array to sort */
+            qsort(m->cancels, (size_t)m->cancel_count, sizeof *m->cancels, compare_ids);
         mark_cancelled(&e->running, m->cancels, m->cancel_count, m->cancel_all);
         mark_cancelled(&e->waiting, m->cancels, m->cancel_count, m->cancel_all);
         m->cancel_count = 0;
