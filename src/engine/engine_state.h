@@ -37,6 +37,7 @@ typedef struct engine_mailbox {
 typedef struct engine_member {
     sequence *s;
     int rows, first;      /* rows it has, and the first of them */
+    bool decodes;         /* before the step; else the rows are a chunk of its prompt */
     int drafts;           /* of the rows, guesses: the last ones */
     int right;            /* guesses that were right */
     int logits;           /* index of the first of its 1 + drafts logits; -1: none wanted */

@@ -324,10 +324,11 @@ static void add_member(engine *e, sequence *s, const sched_grant *g)
         b->positions[b->rows] = at;
         b->sequences[b->rows++] = b->member_count;
     }
-    if (s->known - s->cached > 1)
-        b->prompt_rows += g->rows;
-    else
+    m->decodes = s->known - s->cached == 1;
+    if (m->decodes)
         b->record.decoding++;
+    else
+        b->prompt_rows += g->rows;
     if (s->cached + g->rows >= s->known) {
         m->logits = b->logits;
         for (int i = 0; i <= g->drafts; i++)
@@ -441,7 +442,6 @@ static void sample_all(engine *e, const float *logits)
         engine_member *m = &e->batch.members[i];
         sequence *s = m->s;
         int before = s->known;
-        bool decoding = m->rows == m->drafts + 1 && s->known - s->cached == 1;
         error err = {0};
         if (m->logits >= 0 && !sample_member(e, m, logits, &err)) {
             m->finish = ENGINE_FAILED;
@@ -451,7 +451,7 @@ static void sample_all(engine *e, const float *logits)
         m->computed = m->rows - m->drafts + (m->drafts > 0 && gained > 0 ? gained - 1 : 0);
         count_member(e, m, gained);
         s->draft_count = 0;
-        if (decoding)
+        if (m->decodes)
             e->batch.record.tokens += gained;
     }
 }
@@ -463,12 +463,13 @@ static int compose_fill(engine *e)
 {
     engine_batch *b = &e->batch;
     int rows = 0;
+    bool fills = spec_fills(e->spec, b->record.decoding), fills_prompts = spec_fills_prompts(e->spec);
     for (int i = 0; i < b->member_count; i++) {
         engine_member *m = &b->members[i];
         sequence *s = m->s;
         int first = s->cached;
         s->cached += m->computed;
-        if (s->draft_keys != first || m->finish == ENGINE_FAILED || !spec_fills(e->spec))
+        if (s->draft_keys != first || m->finish == ENGINE_FAILED || !(m->decodes ? fills : fills_prompts))
             continue;
         for (int k = 0; k < m->computed; k++) {
             b->tokens[rows] = s->tokens[first + k + 1];
@@ -557,6 +558,7 @@ static void draft(engine *e, int depth)
         b->logit_rows[i] = b->members[b->chain[i]].draft_row;
     sample_drafts(e, count, forward_logits(e->forward, count, b->logit_rows));
     b->record.drafted_depth = 1;
+    b->record.drafted = count;
     forward_draft_begin(e->forward, count, b->logit_rows);
     for (int k = 1; k < depth; k++) {
         while (active > 0 && b->members[b->chain[active - 1]].draft_room <= k)

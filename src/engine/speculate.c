@@ -4,9 +4,19 @@
  *
  *     (1 + a1 + a1 a2 + ... ) / (trunk time of n (1 + depth) rows + draft time of depth)      tokens per microsecond
  *
- * A load starts with a few steps each of depth 0, the middle and 1. Then it keeps a depth until another has been worth MARGIN
- * more at two evaluations in a row. Every EXPLORE_STEPS it tries another depth for a few steps. When depth 0 has been worth
- * CLEAR more than any other for GIVE_UP_STEPS, nothing is drafted or filled for RETRY_STEPS.
+ * A load goes from state to state on its own, as guessing may gain with few sequences and lose with many:
+ *
+ *     first  -> active   a few steps each of depth 0, 1 and the middle; guessing gains
+ *            -> doubt    depth 0 is worth CLEAR more than any other
+ *     active -> active   keeps a depth until another has been worth MARGIN more at two evaluations in a row; tries others at times
+ *            -> doubt    depth 0 was worth CLEAR more at two evaluations in a row
+ *     doubt  -> idle     after some steps of depth 0 the best other depth was measured again, and lost again
+ *            -> active   it won
+ *     idle   -> retry    after RETRY_STEPS
+ *     retry  -> active   a few steps of depth 1 were worth MARGIN more
+ *            -> idle     they were not, or too few sequences could be drafted for
+ *
+ * So depth 0 is never kept for long while the draft layer is filled, which would cost time and give nothing.
  *
  * A stall of the machine (a step of ten times the usual) counts as STALL times the usual at most; a lasting change is still
  * followed, at the curves' own pace. */
@@ -26,14 +36,15 @@ enum {
     DEPTHS = SPEC_DEPTH_MOST + 1,
     AUTO_DEPTH = 5,        /* "auto" alone */
     TRIAL_STEPS = 8,       /* of one depth when it is tried */
-    TRIAL_PATIENCE = 64,   /* steps to wait for them, when sequences cannot be drafted for */
-    TRIALS_MOST = 3,
+    TRIAL_LARGE_STEPS = 4, /* the same when a step has more than TRIAL_LARGE_ROWS: a mistake is dear, and drafts are many */
+    TRIAL_LARGE_ROWS = 32,
+    TRIAL_PATIENCE = 64,   /* steps to wait for them, while only some sequences can be drafted for */
     EVALUATE_STEPS = 16,
+    EXPLORE_SOON_STEPS = 64, /* to the first trial of a load that has become active */
     EXPLORE_STEPS = 256,   /* from one trial to the next */
-    GIVE_UP_STEPS = 512,
+    DOUBT_STEPS = 16,      /* of depth 0 before the best other depth is measured again */
     RETRY_STEPS = 2000,
-    RETRY_MEASURE_STEPS = 32, /* after the trials of a retry, before giving up again */
-    COME_BACK_STEPS = 64,  /* of a load that is known to gain, before drafting starts again */
+    RETRY_PATIENCE = 256,  /* sequences that ran while the load was idle cannot be drafted for: others have to come */
     POINT_MEMORY = 32,     /* steps a point remembers */
     POINT_OLD_STEPS = 128, /* after so many steps elsewhere a point counts as POINT_OLD_WEIGHT steps */
     POINT_OLD_WEIGHT = 2,
@@ -44,6 +55,7 @@ enum {
 
 static const double MARGIN = 1.04;
 static const double CLEAR = 1.05;
+static const double HOPELESS = 1.25; /* depth 1 loses by more than this: the middle is not tried */
 static const double STALL = 1.5; /* a step of more than so many times what was expected counts as that */
 static const double STALLED = 2; /* a point's first steps were a stall when the next takes less than their time by this */
 
@@ -57,19 +69,20 @@ typedef struct curve {
     curve_point points[DEPTHS];
 } curve;
 
+typedef enum load_state { LOAD_FIRST, LOAD_ACTIVE, LOAD_DOUBT, LOAD_IDLE, LOAD_RETRY } load_state;
+
 typedef struct spec_load {
     curve trunk;      /* x: rows, y: us */
     curve draft;      /* x: draft steps, y: us */
     double decoding;  /* mean of sequences */
     uint64_t steps;   /* recorded */
-    int depth;        /* chosen */
+    load_state state;
+    int depth;        /* kept outside of trials: 0 unless active */
     int rival;        /* was better at the latest evaluation; -1: none */
-    bool clear;       /* depth 0 is better than any other by CLEAR */
-    bool settled;     /* the first trials are over */
-    int trials[TRIALS_MOST], trial_count; /* depths to try, the last one now */
-    int trial_steps, trial_waits;         /* done of the one now; steps since it began */
-    int turn;             /* which depth is tried next */
-    uint64_t explore_at;  /* step */
+    int trial;        /* depth on trial; -1: none */
+    int trial_steps, trial_waits; /* of them measured, and in all */
+    int turn;         /* which depth is tried next */
+    uint64_t act_at;  /* step at which the next trial begins, when the state has one */
 } spec_load;
 
 struct spec {
@@ -78,9 +91,6 @@ struct spec {
     double tried[SPEC_DEPTH_MOST], right[SPEC_DEPTH_MOST]; /* with forgetting */
     spec_load loads[LOADS];
     int latest;             /* decoding sequences of the latest step */
-    bool off;               /* auto has given up */
-    int zero_steps;         /* with depth 0 clearly the best, since another was chosen */
-    int off_steps, gain_steps; /* since it gave up; of them, in a row in a load that would gain */
     spec_stats stats;
 };
 
@@ -211,112 +221,193 @@ static double worth(const spec *s, const spec_load *l, int depth)
     return time > 0 ? tokens_at(s, depth) / time : 0;
 }
 
-/* Of the depths from `first` on. */
-static int best_depth(const spec *s, const spec_load *l, int first)
+/* Of the depths that guess. */
+static int best_depth(const spec *s, const spec_load *l)
 {
-    int best = first;
-    for (int d = first + 1; d <= s->options.depth; d++)
+    int best = 1;
+    for (int d = 2; d <= s->options.depth; d++)
         if (worth(s, l, d) > worth(s, l, best))
             best = d;
     return best;
 }
 
-/* ---- trials ---- */
-
-static void add_trial(spec_load *l, int depth)
+/* Whether drafting was ever measured. */
+static bool is_measured(const spec_load *l)
 {
-    for (int i = 0; i < l->trial_count; i++)
-        if (l->trials[i] == depth)
-            return;
-    if (l->trial_count < TRIALS_MOST)
-        l->trials[l->trial_count++] = depth;
+    for (int d = 1; d < DEPTHS; d++)
+        if (l->draft.points[d].weight)
+            return true;
+    return false;
 }
 
-/* The trials a load starts with; they are taken from the end. */
-static void add_first_trials(const spec *s, spec_load *l)
+/* By how much depth 0 is better than any other. */
+static double zero_gain(const spec *s, const spec_load *l)
 {
-    add_trial(l, 1);
-    add_trial(l, (s->options.depth + 1) / 2);
-    add_trial(l, 0);
+    return worth(s, l, 0) / fmax(worth(s, l, best_depth(s, l)), 1e-30);
 }
 
-/* The next neighbours often, those beyond and depth 0 less often. */
-static void explore(const spec *s, spec_load *l)
-{
-    static const int steps[] = {1, -1, 1, -1, 2, -SPEC_DEPTH_MOST};
-    int count = (int)(sizeof steps / sizeof *steps);
-    for (int i = 0; i < count && !l->trial_count; i++) {
-        int d = l->depth + steps[l->turn];
-        l->turn = (l->turn + 1) % count;
-        d = d < 0 ? 0 : d > s->options.depth ? s->options.depth : d;
-        if (d != l->depth)
-            add_trial(l, d);
-    }
-    l->explore_at = l->steps + EXPLORE_STEPS;
-}
+/* ---- states ---- */
 
-static void go_on_with_trial(spec_load *l, const spec_step *step)
+static void try_depth(spec_load *l, int depth)
 {
-    if (step->has_prompt_rows)
-        return;
-    l->trial_waits++;
-    l->trial_steps += step->drafted_depth == l->trials[l->trial_count - 1];
-    if (l->trial_steps < TRIAL_STEPS && l->trial_waits < TRIAL_PATIENCE)
-        return;
-    l->trial_count--;
+    l->trial = depth;
     l->trial_steps = l->trial_waits = 0;
+}
+
+static void become_active(spec_load *l, int depth)
+{
+    l->state = LOAD_ACTIVE;
+    l->depth = depth;
+    l->rival = -1;
+    l->turn = 0;
+    l->act_at = l->steps + EXPLORE_SOON_STEPS;
+}
+
+static void become_doubtful(spec_load *l)
+{
+    l->state = LOAD_DOUBT;
+    l->depth = 0;
+    l->act_at = l->steps + (is_measured(l) ? DOUBT_STEPS : EXPLORE_STEPS);
+}
+
+static void become_idle(spec_load *l)
+{
+    l->state = LOAD_IDLE;
+    l->depth = 0;
+    l->act_at = l->steps + RETRY_STEPS;
+}
+
+/* Depth 0 first, as what was computed before the load was tried has the least influence on it; the dearest last. */
+static void go_on_with_first(const spec *s, spec_load *l, int tried)
+{
+    int middle = (s->options.depth + 1) / 2;
+    if (tried == 0)
+        try_depth(l, 1);
+    else if (tried == 1 && middle > 1 && is_measured(l) && worth(s, l, 0) < HOPELESS * worth(s, l, 1))
+        try_depth(l, middle);
+    else if (is_measured(l) && zero_gain(s, l) < CLEAR)
+        become_active(l, best_depth(s, l));
+    else
+        become_doubtful(l);
 }
 
 static void evaluate(const spec *s, spec_load *l)
 {
-    int best = best_depth(s, l, 0);
-    bool is_better = best != l->depth && worth(s, l, best) > MARGIN * worth(s, l, l->depth);
-    if (!l->settled || (is_better && l->rival >= 0)) {
+    int best = zero_gain(s, l) > CLEAR ? 0 : best_depth(s, l);
+    bool is_better = best == 0 || worth(s, l, best) > MARGIN * worth(s, l, l->depth);
+    if (is_better && l->rival >= 0) {
         l->depth = best;
         is_better = false;
+        if (best == 0)
+            become_doubtful(l);
     }
     l->rival = is_better ? best : -1;
-    l->clear = worth(s, l, 0) > CLEAR * worth(s, l, best_depth(s, l, 1));
-    if (!l->settled)
-        l->explore_at = l->steps + EXPLORE_STEPS;
-    l->settled = true;
 }
 
-/* ---- giving up ---- */
-
-static void retry(spec *s, spec_load *l)
+/* Depth 0 soon and then at times, the next neighbours often, those beyond less often. */
+static void explore(const spec *s, spec_load *l)
 {
-    s->off = false;
-    s->zero_steps = GIVE_UP_STEPS - RETRY_MEASURE_STEPS;
-    l->trial_count = l->trial_steps = l->trial_waits = 0;
-    if (!l->settled) {
-        add_first_trials(s, l);
-        return;
+    static const int steps[] = {-SPEC_DEPTH_MOST, 1, -1, 1, -1, 2};
+    int count = (int)(sizeof steps / sizeof *steps);
+    for (int i = 0; i < count && l->trial < 0; i++) {
+        int d = l->depth + steps[l->turn];
+        l->turn = (l->turn + 1) % count;
+        d = d < 0 ? 0 : d > s->options.depth ? s->options.depth : d;
+        if (d != l->depth)
+            try_depth(l, d);
     }
-    add_trial(l, 1);
+    l->act_at = l->steps + EXPLORE_STEPS;
 }
 
-static void count_off(spec *s, spec_load *l)
+/* Measures the best of the depths measured before once more; what it took then counts little. */
+static void begin_confirmation(const spec *s, spec_load *l)
 {
-    s->off_steps++;
-    s->gain_steps = l->settled && l->depth > 0 ? s->gain_steps + 1 : 0;
-    if (s->gain_steps >= COME_BACK_STEPS) {
-        s->off = false;
-        s->zero_steps = 0;
-    } else if (s->off_steps >= RETRY_STEPS) {
-        retry(s, l);
+    int best = 1;
+    for (int d = 2; d <= s->options.depth; d++)
+        if (l->draft.points[d].weight && worth(s, l, d) > worth(s, l, best))
+            best = d;
+    curve_point *points[] = {&l->trunk.points[best], &l->draft.points[best]};
+    for (int i = 0; i < 2; i++)
+        points[i]->weight = points[i]->weight < 1 ? points[i]->weight : 1;
+    try_depth(l, best);
+}
+
+static void begin_retry(spec_load *l)
+{
+    l->state = LOAD_RETRY;
+    try_depth(l, 1);
+}
+
+/* What drafts cost when the load went idle is too long ago; it is kept until the first step that says something new. */
+static void forget_drafts(spec_load *l)
+{
+    for (int d = 1; d < DEPTHS; d++)
+        l->trunk.points[d].weight = l->draft.points[d].weight = 0;
+}
+
+/* ---- trials ---- */
+
+static int trial_steps(const spec_load *l)
+{
+    return l->decoding * (1 + l->trial) > TRIAL_LARGE_ROWS ? TRIAL_LARGE_STEPS : TRIAL_STEPS;
+}
+
+/* Steps with drafts for few of the sequences say little about what drafts for all would cost. */
+static bool is_drafted(const spec_step *step)
+{
+    return step->drafted_depth > 0 && 2 * step->drafted >= step->decoding;
+}
+
+/* True when it is over. Steps in which nobody could be drafted for cost nothing, and the trial waits for better ones. */
+static bool go_on_with_trial(spec_load *l, const spec_step *step)
+{
+    if (l->trial > 0 && step->drafted_depth == 0)
+        return false;
+    l->trial_waits++;
+    if (!step->has_prompt_rows)
+        l->trial_steps += l->trial == 0 || (is_drafted(step) && step->drafted_depth >= l->trial);
+    return l->trial_steps >= trial_steps(l) || l->trial_waits >= (l->state == LOAD_RETRY ? RETRY_PATIENCE : TRIAL_PATIENCE);
+}
+
+static void end_trial(const spec *s, spec_load *l)
+{
+    int tried = l->trial;
+    bool is_complete = l->trial_steps >= trial_steps(l);
+    l->trial = -1;
+    switch (l->state) {
+    case LOAD_FIRST:
+        go_on_with_first(s, l, tried);
+        break;
+    case LOAD_ACTIVE:
+        evaluate(s, l);
+        break;
+    case LOAD_DOUBT:
+        if (!is_measured(l))
+            become_doubtful(l);
+        else if (zero_gain(s, l) > 1)
+            become_idle(l);
+        else
+            become_active(l, best_depth(s, l));
+        break;
+    case LOAD_RETRY:
+        if (is_complete && zero_gain(s, l) * MARGIN < 1)
+            become_active(l, best_depth(s, l));
+        else
+            become_idle(l);
+        break;
+    case LOAD_IDLE:
+        break;
     }
 }
 
-static void count_zero(spec *s, const spec_load *l)
+static void begin_trial(const spec *s, spec_load *l)
 {
-    if (!l->settled || l->trial_count)
-        return;
-    s->zero_steps = l->depth ? 0 : s->zero_steps + l->clear;
-    if (s->zero_steps < GIVE_UP_STEPS)
-        return;
-    s->off = true;
-    s->off_steps = s->gain_steps = 0;
+    if (l->state == LOAD_ACTIVE)
+        explore(s, l);
+    else if (l->state == LOAD_DOUBT)
+        begin_confirmation(s, l);
+    else if (l->state == LOAD_IDLE)
+        begin_retry(l);
 }
 
 /* ---- recording ---- */
@@ -326,10 +417,8 @@ static void record_time(spec_load *l, const spec_step *step)
     double trunk = (double)step->trunk_us, draft = (double)step->draft_us;
     int depth = (step->rows - step->decoding + step->decoding / 2) / step->decoding;
     depth = depth < 0 ? 0 : depth < DEPTHS ? depth : DEPTHS - 1;
-    l->steps++;
-    l->decoding += (step->decoding - l->decoding) / (double)(l->steps < POINT_MEMORY ? l->steps : POINT_MEMORY);
     curve_record(&l->trunk, depth, step->rows, trunk, curve_at(&l->trunk, step->rows), l->steps);
-    if (step->drafted_depth > 0 && step->drafted_depth < DEPTHS)
+    if (is_drafted(step) && step->drafted_depth < DEPTHS)
         curve_record(&l->draft, step->drafted_depth, step->drafted_depth, draft, curve_at(&l->draft, step->drafted_depth), l->steps);
 }
 
@@ -356,22 +445,20 @@ void spec_record(spec *s, const spec_step *step)
     if (s->options.mode != SPEC_AUTO)
         return;
     spec_load *l = &s->loads[load_of(step->decoding)];
+    l->steps++;
+    l->decoding += (step->decoding - l->decoding) / (double)(l->steps < POINT_MEMORY ? l->steps : POINT_MEMORY);
+    if (l->state == LOAD_RETRY && l->trial_steps == 0 && is_drafted(step))
+        forget_drafts(l);
     if (!step->has_prompt_rows)
         record_time(l, step);
-    if (s->off) {
-        count_off(s, l);
-        return;
-    }
-    if (l->trial_count) {
-        go_on_with_trial(l, step);
-        if (!l->trial_count)
-            evaluate(s, l);
-    } else if (!step->has_prompt_rows && l->steps % EVALUATE_STEPS == 0) {
+    if (l->trial >= 0) {
+        if (go_on_with_trial(l, step))
+            end_trial(s, l);
+    } else if (l->state == LOAD_ACTIVE && l->steps % EVALUATE_STEPS == 0) {
         evaluate(s, l);
     }
-    if (!l->trial_count && l->steps >= l->explore_at)
-        explore(s, l);
-    count_zero(s, l);
+    if (l->trial < 0 && l->steps >= l->act_at)
+        begin_trial(s, l);
 }
 
 /* ---- the rest ---- */
@@ -385,7 +472,7 @@ spec *spec_create(const spec_options *options)
     s->simulate_chance = solve_chance(options->simulate - 1, s->options.depth);
     for (int i = 0; i < LOADS; i++) {
         s->loads[i].rival = -1;
-        add_first_trials(s, &s->loads[i]);
+        try_depth(&s->loads[i], 0);
     }
     return s;
 }
@@ -399,15 +486,24 @@ int spec_depth(const spec *s, int decoding)
 {
     if (s->options.mode != SPEC_AUTO)
         return s->options.depth;
-    if (s->off)
-        return 0;
     const spec_load *l = &s->loads[load_of(decoding)];
-    return l->trial_count ? l->trials[l->trial_count - 1] : l->depth;
+    return l->trial >= 0 ? l->trial : l->depth;
 }
 
-bool spec_fills(const spec *s)
+bool spec_fills(const spec *s, int decoding)
 {
-    return s->options.mode != SPEC_OFF && !s->off;
+    return s->options.mode != SPEC_OFF && s->loads[load_of(decoding)].state != LOAD_IDLE;
+}
+
+bool spec_fills_prompts(const spec *s)
+{
+    bool any_seen = false;
+    for (int i = 0; i < LOADS; i++) {
+        any_seen |= s->loads[i].steps > 0;
+        if (s->loads[i].steps > 0 && s->loads[i].state != LOAD_IDLE)
+            return s->options.mode != SPEC_OFF;
+    }
+    return s->options.mode != SPEC_OFF && !any_seen;
 }
 
 bool spec_is_simulated(const spec *s)
@@ -449,13 +545,13 @@ void spec_describe(const spec *s, char *out, int bytes)
         snprintf(out, room, "off");
     } else if (s->options.mode == SPEC_FIXED) {
         describe_fixed(s, out, room);
-    } else if (!l->settled) {
-        snprintf(out, room, "%s: not measured yet with %d sequences", s->off ? "off" : "auto", s->latest);
+    } else if (l->state == LOAD_FIRST || !is_measured(l)) {
+        snprintf(out, room, "auto: not measured yet with %d sequences", s->latest);
     } else {
-        int depth = l->depth ? l->depth : best_depth(s, l, 1);
+        int depth = l->depth ? l->depth : best_depth(s, l);
         double ratio = time_at(l, depth) / fmax(time_at(l, 0), 1e-9);
         char chosen[24] = "off";
-        if (!s->off)
+        if (l->state != LOAD_IDLE)
             snprintf(chosen, sizeof chosen, "depth %d", l->depth);
         snprintf(out, room, "%s: %.2f tokens per step at %.1fx the time with %d", chosen, tokens_at(s, depth), ratio, depth);
     }

@@ -3,8 +3,8 @@
  *
  * Fixed depth: always that many. Auto: from the measured acceptance of each draft position and the measured time of steps (as
  * a function of their rows) and of draft steps, the depth with the most tokens per second is chosen, per number of decoding
- * sequences; depth 0 when guessing loses, as it does where a step's time grows with its rows. From time to time another depth is
- * tried for a few steps, so that the measurements stay true. Everything is a function of what was recorded, so a virtual clock
+ * sequences; depth 0 when guessing loses, as it does where a step's time grows with its rows, and then the draft layer is not even
+ * filled. From time to time another depth is tried for a few steps, so that the measurements stay true. Everything is a function of what was recorded, so a virtual clock
  * works.
  *
  * Simulated acceptance is for benchmarks of speed alone: drafts are accepted by lot, right or wrong, so that the mean number
@@ -38,8 +38,11 @@ void spec_destroy(spec *s);
 /* Drafts to make for each decoding sequence after a step with this many of them: 0 .. options.depth. */
 int spec_depth(const spec *s, int decoding);
 
-/* Whether new rows must fill the draft layer's part of the pages: true unless off, or auto that has given up for now. */
-bool spec_fills(const spec *s);
+/* Whether new rows must fill the draft layer's part of the pages. Rows of sequences that decode, in a step with this many of them:
+ * true unless off, or auto that has given up guessing with so many for now. Rows of prompts: true as long as guessing may gain with any
+ * number of sequences that has occurred, so that cached prompts are complete. A sequence with a gap cannot be drafted for. */
+bool spec_fills(const spec *s, int decoding);
+bool spec_fills_prompts(const spec *s);
 
 /* One step, as it went. */
 typedef struct spec_step {
@@ -49,6 +52,7 @@ typedef struct spec_step {
     uint64_t trunk_us;    /* trunk, logits and sampling */
     uint64_t draft_us;    /* filling the draft layer and drafting, for the next step */
     int drafted_depth;    /* draft steps in draft_us */
+    int drafted;          /* sequences they were for */
     int tried[SPEC_DEPTH_MOST], right[SPEC_DEPTH_MOST]; /* by draft position; tried at i: i drafts before it were right */
     int tokens;           /* output tokens the decoding sequences gained */
 } spec_step;
