@@ -600,6 +600,8 @@ static void settle_member(engine *e, engine_member *m)
 {
     sequence *s = m->s;
     int full = s->cached / KV_PAGE_TOKENS;
+    if (m->finish == ENGINE_FAILED)
+        s->cached = full = 0; /* what was computed is not to be trusted */
     if (full > s->tree_pages) {
         keep_in_tree(e, s, full * KV_PAGE_TOKENS);
         s->tree_pages = full;

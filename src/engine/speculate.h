@@ -4,8 +4,8 @@
  * Fixed depth: always that many. Auto: from the measured acceptance of each draft position and the measured time of steps (as
  * a function of their rows) and of draft steps, the depth with the most tokens per second is chosen, per number of decoding
  * sequences; depth 0 when guessing loses, as it does where a step's time grows with its rows, and then the draft layer is not even
- * filled. From time to time another depth is tried for a few steps, so that the measurements stay true. Everything is a function of what was recorded, so a virtual clock
- * works.
+ * filled. From time to time another depth is tried for a few steps, so that the measurements stay true. Everything is a
+ * function of what was recorded, so a virtual clock works.
  *
  * Simulated acceptance is for benchmarks of speed alone: drafts are accepted by lot, right or wrong, so that the mean number
  * of tokens per step is as asked for. The output is then not the model's. */
