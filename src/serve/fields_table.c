@@ -195,7 +195,7 @@ const field fields_table[] = {
     {"prompt", API_COMPLETIONS, FIELD_ANY, 0, 0, AT(prompt), .words = "a string, token ids, or an array of either: choices in that order"},
     {"input_ids", API_CHAT, FIELD_ARRAY, 0, 0, AT(input_ids), .words = "the rendered prompt as token ids, instead of messages"},
     {"model", API_BOTH, FIELD_STRING, 0, 256, AT(model), .words = "the served name, `default`, empty or absent; else 404"},
-    {"tools", API_CHAT, FIELD_ARRAY, 0, 0, AT(tools), .words = "functions the model may call"},
+    {"tools", API_CHAT, FIELD_ARRAY, 0, 0, AT(tools), .words = "functions the model may call, at most 1024"},
     {"tool_choice", API_CHAT, FIELD_ANY, 0, 0, AT(tool_choice), .words = "`auto`, `none`, `required` or `{\"type\": \"function\", "
      "\"function\": {\"name\"}}`; the last two turn thinking off and begin the answer with a call"},
     {"parallel_tool_calls", API_CHAT, FIELD_BOOL, 0, 0, AT(parallel_calls), .words = "false: the answer ends after its first call"},
