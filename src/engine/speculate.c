@@ -277,7 +277,7 @@ static void become_idle(spec_load *l)
     l->act_at = l->steps + RETRY_STEPS;
 }
 
-/* Depth 0 first, as what was computed before the load was tried has the least influence on it; the dearest last. */
+/* Depth 0 has been tried before: from the cheapest to the dearest, which is left out when it cannot win. */
 static void go_on_with_first(const spec *s, spec_load *l, int tried)
 {
     int middle = (s->options.depth + 1) / 2;

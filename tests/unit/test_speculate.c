@@ -360,6 +360,17 @@ static void test_one_gains_many_lose(void **unused)
     printf("%.1f%% lost at most\n", 100 * most);
 }
 
+/* Retries, for which new sequences have to come, cost little in the long run. */
+static void test_retries_cost_little(void **unused)
+{
+    (void)unused;
+    machine m = small_cpu(0.7);
+    run r = start(SPEC_AUTO, 5);
+    check_speed(&m, &r, 32, 20000, 0.985);
+    assert_true(r.filled > 500 && r.filled < 3000);
+    spec_destroy(r.spec);
+}
+
 /* Being at 32 and at one sequence by turns: neither forgets. */
 static void test_loads_by_turns(void **unused)
 {
@@ -384,20 +395,23 @@ static void test_gap_is_no_verdict(void **unused)
 {
     (void)unused;
     machine m = small_cpu(0.8);
-    run r = start(SPEC_AUTO, 4);
-    run_steps(&m, &r, 32, 120);
-    assert_false(spec_fills(r.spec, 32));
-    r.able = 0;
-    for (int i = 0; i < 1000; i++) {
+    for (int steps = 100; steps < 1000; steps += 50) {
+        run r = start(SPEC_AUTO, 4);
+        run_steps(&m, &r, 32, 120);
+        assert_false(spec_fills(r.spec, 32));
+        for (int i = 0; i < steps; i++) {
+            r.able = 0;
+            run_step(&m, &r, 1, false);
+        }
+        assert_true(spec_fills(r.spec, 1));
+        assert_true(spec_fills_prompts(r.spec));
+        renew(&r, 1);
         run_step(&m, &r, 1, false);
-        r.able = 0;
+        assert_true(r.drafts > 0);
+        run_steps(&m, &r, 1, 100);
+        check_speed(&m, &r, 1, 2000, 0.95);
+        spec_destroy(r.spec);
     }
-    assert_true(spec_fills(r.spec, 1));
-    assert_true(spec_fills_prompts(r.spec));
-    renew(&r, 1);
-    run_steps(&m, &r, 1, 100);
-    check_speed(&m, &r, 1, 2000, 0.95);
-    spec_destroy(r.spec);
 }
 
 /* Noise and stalls: right all the same, and no flapping. */
@@ -461,6 +475,23 @@ static void test_one_stall(void **unused)
         m.stalls = 0;
         run_steps(&m, &r, 4, 200);
         assert_true(worth(&m, 4, kept_depth(&m, &r, 4)) > 0.95 * worth(&m, 4, best_depth(&m, 4)));
+        spec_destroy(r.spec);
+    }
+}
+
+/* Something else keeps the machine busy for the very steps of one trial: the confirmation comes at another time. */
+static void test_one_slow_trial(void **unused)
+{
+    (void)unused;
+    machine m = small_cpu(0.7), slow = small_cpu(0.7);
+    slow.base_us *= 3;
+    slow.row_us *= 3;
+    for (int at = 0; at < 100; at++) {
+        run r = start(SPEC_AUTO, 14);
+        run_steps(&m, &r, 1, at);
+        run_steps(&slow, &r, 1, 8);
+        run_steps(&m, &r, 1, 100);
+        check_speed(&m, &r, 1, 1000, 0.9);
         spec_destroy(r.spec);
     }
 }
@@ -630,11 +661,13 @@ int main(void)
         cmocka_unit_test(test_comes_back),
         cmocka_unit_test(test_known_load_comes_back),
         cmocka_unit_test(test_one_gains_many_lose),
+        cmocka_unit_test(test_retries_cost_little),
         cmocka_unit_test(test_loads_by_turns),
         cmocka_unit_test(test_gap_is_no_verdict),
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_no_flapping),
         cmocka_unit_test(test_one_stall),
+        cmocka_unit_test(test_one_slow_trial),
         cmocka_unit_test(test_prompt_rows),
         cmocka_unit_test(test_nothing_drafted),
         cmocka_unit_test(test_same_record_same_depth),
