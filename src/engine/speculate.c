@@ -83,6 +83,8 @@ typedef struct spec_load {
     int trial_steps, trial_waits; /* of them measured, and in all */
     int turn;         /* which depth is tried next */
     uint64_t act_at;  /* step at which the next trial begins, when the state has one */
+    int lost_depth;   /* the best that guesses when the load went idle, */
+    double lost_tokens, lost_ratio; /* its tokens per step, and its time over that of depth 0 */
 } spec_load;
 
 struct spec {
@@ -215,6 +217,11 @@ static double time_at(const spec_load *l, int depth)
     return trunk + (depth ? curve_at(&l->draft, depth) : 0);
 }
 
+static double time_ratio(const spec_load *l, int depth)
+{
+    return time_at(l, depth) / fmax(time_at(l, 0), 1e-9);
+}
+
 static double worth(const spec *s, const spec_load *l, int depth)
 {
     double time = time_at(l, depth);
@@ -275,6 +282,14 @@ static void become_idle(spec_load *l)
     l->state = LOAD_IDLE;
     l->depth = 0;
     l->act_at = l->steps + RETRY_STEPS;
+}
+
+/* For those who ask why: while the load is idle, the times of depth 0 alone go on. */
+static void note_loss(const spec *s, spec_load *l)
+{
+    l->lost_depth = best_depth(s, l);
+    l->lost_tokens = tokens_at(s, l->lost_depth);
+    l->lost_ratio = time_ratio(l, l->lost_depth);
 }
 
 /* Depth 0 has been tried before: from the cheapest to the dearest, which is left out when it cannot win. */
@@ -374,6 +389,8 @@ static void end_trial(const spec *s, spec_load *l)
     int tried = l->trial;
     bool is_complete = l->trial_steps >= trial_steps(l);
     l->trial = -1;
+    if (l->state == LOAD_DOUBT || (l->state == LOAD_RETRY && is_complete))
+        note_loss(s, l);
     switch (l->state) {
     case LOAD_FIRST:
         go_on_with_first(s, l, tried);
@@ -545,14 +562,13 @@ void spec_describe(const spec *s, char *out, int bytes)
         snprintf(out, room, "off");
     } else if (s->options.mode == SPEC_FIXED) {
         describe_fixed(s, out, room);
+    } else if (l->state == LOAD_IDLE) {
+        snprintf(out, room, "off: %.2f tokens per step at %.1fx the time with %d", l->lost_tokens, l->lost_ratio, l->lost_depth);
     } else if (l->state == LOAD_FIRST || !is_measured(l)) {
         snprintf(out, room, "auto: not measured yet with %d sequences", s->latest);
     } else {
         int depth = l->depth ? l->depth : best_depth(s, l);
-        double ratio = time_at(l, depth) / fmax(time_at(l, 0), 1e-9);
-        char chosen[24] = "off";
-        if (l->state != LOAD_IDLE)
-            snprintf(chosen, sizeof chosen, "depth %d", l->depth);
-        snprintf(out, room, "%s: %.2f tokens per step at %.1fx the time with %d", chosen, tokens_at(s, depth), ratio, depth);
+        snprintf(out, room, "depth %d: %.2f tokens per step at %.1fx the time with %d", l->depth, tokens_at(s, depth),
+                 time_ratio(l, depth), depth);
     }
 }

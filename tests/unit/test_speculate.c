@@ -593,7 +593,7 @@ static void test_describe_auto(void **unused)
 {
     (void)unused;
     machine m = cpu(0.8), fast = gpu(0.8);
-    char words[96];
+    char words[96], later[96];
     run r = start(SPEC_AUTO, 2);
     spec_describe(r.spec, words, sizeof words);
     assert_string_equal(words, "auto: not measured yet with 0 sequences");
@@ -601,6 +601,9 @@ static void test_describe_auto(void **unused)
     spec_describe(r.spec, words, sizeof words);
     assert_int_equal(strncmp(words, "off: 1.", 7), 0);
     assert_non_null(strstr(words, "tokens per step at 2.0x the time with 1"));
+    run_steps(&fast, &r, 4, 500); /* depth 0 alone: says nothing about guessing */
+    spec_describe(r.spec, later, sizeof later);
+    assert_string_equal(words, later);
     spec_destroy(r.spec);
     r = start(SPEC_AUTO, 2);
     run_steps(&fast, &r, 4, 1000);
