@@ -641,7 +641,7 @@ static void measure(engine *e, uint64_t started, uint64_t sampled, uint64_t ende
         e->prompt_row_us += e->prompt_row_us > 0 ? weight * (row - e->prompt_row_us) : row;
     }
     b->record.rows = b->rows;
-    b->record.has_prompt_rows = b->prompt_rows > 0;
+    b->record.prompt_rows = b->prompt_rows;
     b->record.trunk_us = sampled - started;
     b->record.draft_us = ended - sampled;
     spec_record(e->spec, &b->record);

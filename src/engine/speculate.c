@@ -373,13 +373,19 @@ static bool is_drafted(const spec_step *step)
     return step->drafted_depth > 0 && 2 * step->drafted >= step->decoding;
 }
 
+/* A row costs about the same whose it is, so a few of prompts do no harm. Where prompts come all the time, there are no other steps. */
+static bool tells_time(const spec_step *step)
+{
+    return 2 * step->prompt_rows <= step->rows;
+}
+
 /* True when it is over. Steps in which nobody could be drafted for cost nothing, and the trial waits for better ones. */
 static bool go_on_with_trial(spec_load *l, const spec_step *step)
 {
     if (l->trial > 0 && step->drafted_depth == 0)
         return false;
     l->trial_waits++;
-    if (!step->has_prompt_rows)
+    if (tells_time(step))
         l->trial_steps += l->trial == 0 || (is_drafted(step) && step->drafted_depth >= l->trial);
     return l->trial_steps >= trial_steps(l) || l->trial_waits >= (l->state == LOAD_RETRY ? RETRY_PATIENCE : TRIAL_PATIENCE);
 }
@@ -432,7 +438,7 @@ static void begin_trial(const spec *s, spec_load *l)
 static void record_time(spec_load *l, const spec_step *step)
 {
     double trunk = (double)step->trunk_us, draft = (double)step->draft_us;
-    int depth = (step->rows - step->decoding + step->decoding / 2) / step->decoding;
+    int depth = (step->rows - step->prompt_rows - step->decoding + step->decoding / 2) / step->decoding;
     depth = depth < 0 ? 0 : depth < DEPTHS ? depth : DEPTHS - 1;
     curve_record(&l->trunk, depth, step->rows, trunk, curve_at(&l->trunk, step->rows), l->steps);
     if (is_drafted(step) && step->drafted_depth < DEPTHS)
@@ -466,7 +472,7 @@ void spec_record(spec *s, const spec_step *step)
     l->decoding += (step->decoding - l->decoding) / (double)(l->steps < POINT_MEMORY ? l->steps : POINT_MEMORY);
     if (l->state == LOAD_RETRY && l->trial_steps == 0 && is_drafted(step))
         forget_drafts(l);
-    if (!step->has_prompt_rows)
+    if (tells_time(step))
         record_time(l, step);
     if (l->trial >= 0) {
         if (go_on_with_trial(l, step))

@@ -47,8 +47,8 @@ bool spec_fills_prompts(const spec *s);
 /* One step, as it went. */
 typedef struct spec_step {
     int decoding;         /* sequences */
-    int rows;             /* of the trunk, drafts included; steps with prompt rows are not used to measure time */
-    bool has_prompt_rows;
+    int rows;             /* of the trunk, drafts and prompts included */
+    int prompt_rows;      /* of them, prompts; when they are more than the others, the step is not used to measure time */
     uint64_t trunk_us;    /* trunk, logits and sampling */
     uint64_t draft_us;    /* filling the draft layer and drafting, for the next step */
     int drafted_depth;    /* draft steps in draft_us */
