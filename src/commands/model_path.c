@@ -5,8 +5,8 @@
 
 #include "base/file.h"
 
-static const char *const built_in_places[] = {"../models/nano", "../../models/nano", "../share/drawbridge/models/nano"};
-enum { BUILT_IN_PLACE_COUNT = sizeof built_in_places / sizeof built_in_places[0] };
+static const char *const places[] = {"../models", "../../models", "../share/drawbridge/models"};
+enum { PLACE_COUNT = sizeof places / sizeof places[0] };
 
 static bool has_file(const char *directory, const char *name)
 {
@@ -54,21 +54,32 @@ static void simplify_path(text *path)
     }
 }
 
-static bool find_built_in(const char *needed, text *out, error *err)
+/* Looks in every place that may hold what is shipped: models/NAME, which must have the file `needed`. tried: the places, for messages. */
+static bool find_shipped(const char *name, const char *needed, text *out, text *tried, error *err)
 {
-    text self = {0}, tried = {0};
+    text self = {0}, models = {0};
     bool found = false;
-    if (executable_directory(&self, err)) {
-        for (int i = 0; i < BUILT_IN_PLACE_COUNT && !found; i++) {
-            path_join(out, self.data, built_in_places[i]);
-            found = has_file(out->data, needed);
-            simplify_path(out);
-            text_add_format(&tried, "%s%s", i ? ", " : "", out->data);
-        }
-        if (!found)
-            error_set(err, ERROR_INPUT, "the built-in model is not there (no %s in %s); name a model directory", needed, tried.data);
+    bool known = executable_directory(&self, err);
+    for (int i = 0; known && i < PLACE_COUNT && !found; i++) {
+        text_clear(&models);
+        path_join(&models, self.data, places[i]);
+        text_clear(out);
+        path_join(out, models.data, name);
+        found = has_file(out->data, needed);
+        simplify_path(out);
+        text_add_format(tried, "%s%s", i ? ", " : "", out->data);
     }
     text_free(&self);
+    text_free(&models);
+    return found;
+}
+
+static bool find_built_in(const char *needed, text *out, error *err)
+{
+    text tried = {0};
+    bool found = find_shipped("nano", needed, out, &tried, err);
+    if (!found && tried.length)
+        error_set(err, ERROR_INPUT, "the built-in model is not there (no %s in %s); name a model directory", needed, tried.data);
     text_free(&tried);
     return found;
 }
@@ -82,4 +93,26 @@ bool model_path_resolve(const char *given, const char *needed, text *out, error 
         return false;
     text_add_text(out, given);
     return true;
+}
+
+bool config_path_resolve(const char *given, text *out, error *err)
+{
+    text file = {0}, directory = {0}, tried = {0};
+    error ignored = {0};
+    text_add_format(&file, "%s.json", given);
+    text_clear(out);
+    bool found = !strchr(given, '/') && find_shipped("configs", file.data, &directory, &tried, &ignored);
+    if (found)
+        path_join(out, directory.data, file.data);
+    else if (file_is_directory(given))
+        path_join(out, given, "config.json");
+    else
+        text_add_text(out, given);
+    bool ok = file_exists(out->data) ||
+              error_set_errno(err, ERROR_INPUT,
+                              "%s is no shipped configuration (glm-mini and glm-5.2 are) and cannot be opened as a config.json", given);
+    text_free(&file);
+    text_free(&directory);
+    text_free(&tried);
+    return ok;
 }

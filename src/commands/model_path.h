@@ -10,4 +10,8 @@
  * it (../share/drawbridge/models/nano). */
 bool model_path_resolve(const char *given, const char *needed, text *out, error *err);
 
+/* Stores the path of a config.json: of a shipped configuration by its name ("glm-mini", found beside the built-in model), else of the
+ * file or the model directory that `given` names. */
+bool config_path_resolve(const char *given, text *out, error *err);
+
 #endif

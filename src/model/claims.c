@@ -125,7 +125,11 @@ static int format_of_quark(const json_t *weight)
     const char *scheme = json_string_value(json_object_get(weight, "qscheme"));
     if (type && strcmp(type, "fp4") == 0)
         return json_integer_value(json_object_get(weight, "group_size")) == 32 ? FORMAT_MXFP4 : -1;
-    return type && strcmp(type, "fp8_e4m3") == 0 && scheme && strcmp(scheme, "per_channel") == 0 ? FORMAT_FP8_CHANNEL : -1;
+    if (!type || strcmp(type, "fp8_e4m3") != 0 || !scheme)
+        return -1;
+    if (strcmp(scheme, "per_block") == 0)
+        return json_integer_value(json_array_get(json_object_get(weight, "block_size"), 0)) == 128 ? FORMAT_FP8_BLOCK : -1;
+    return strcmp(scheme, "per_channel") == 0 ? FORMAT_FP8_CHANNEL : -1;
 }
 
 static void layers_read(json_t *layers, claims *c)

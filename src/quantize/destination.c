@@ -91,7 +91,7 @@ int destination_lock(const char *destination, const char *source, error *err)
         error_set_errno(err, ERROR_RUNTIME, "cannot create directory %s", destination);
         return -1;
     }
-    if (is_same_file(destination, source)) {
+    if (source && is_same_file(destination, source)) {
         error_set(err, ERROR_USAGE, "%s is the source itself; name another directory for the result", destination);
         return -1;
     }
@@ -102,7 +102,7 @@ int destination_lock(const char *destination, const char *source, error *err)
     }
     if (flock(fd, LOCK_EX | LOCK_NB) == 0)
         return fd;
-    error_set(err, ERROR_RUNTIME, "another drawbridge quantize is writing to %s; wait for it to end", destination);
+    error_set(err, ERROR_RUNTIME, "another drawbridge is writing to %s; wait for it to end", destination);
     close(fd);
     return -1;
 }
@@ -215,7 +215,16 @@ static bool copy_small(const char *destination, const char *path, const char *na
     return ok;
 }
 
-bool destination_copy_small(const char *destination, const char *source, json_t *manifest, error *err)
+/* In a list that ends with NULL; a list that is NULL has every name. */
+static bool is_listed(const char *name, const char *const *list)
+{
+    for (size_t i = 0; list && list[i]; i++)
+        if (strcmp(name, list[i]) == 0)
+            return true;
+    return !list;
+}
+
+bool destination_copy_small(const char *destination, const char *source, const char *const *only, json_t *manifest, error *err)
 {
     name_list names;
     text path = {0};
@@ -223,7 +232,7 @@ bool destination_copy_small(const char *destination, const char *source, json_t 
         return false;
     bool ok = true;
     for (size_t i = 0; i < names.count && ok; i++) {
-        if (is_left_out(names.names[i]))
+        if (is_left_out(names.names[i]) || !is_listed(names.names[i], only))
             continue;
         path_join(&path, source, names.names[i]);
         ok = copy_small(destination, path.data, names.names[i], manifest, err);

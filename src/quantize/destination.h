@@ -14,7 +14,7 @@ typedef enum destination_state {
 } destination_state;
 
 /* Makes the directory if need be and locks it (until the descriptor is closed); refuses the source itself and a directory that
- * another process has locked. The descriptor, or -1. */
+ * another process has locked. source may be NULL. The descriptor, or -1. */
 int destination_lock(const char *destination, const char *source, error *err);
 bool destination_look(const char *destination, destination_state *out, error *err);
 
@@ -24,8 +24,8 @@ bool destination_clean(const char *destination, bool everything, error *err);
 /* Whether `bytes` more fit. */
 bool destination_space(const char *destination, uint64_t bytes, error *err);
 
-/* Copies tokenizer, template and the like, and notes each in the manifest. */
-bool destination_copy_small(const char *destination, const char *source, json_t *manifest, error *err);
+/* Copies tokenizer, template and the like, and notes each in the manifest. only: names, NULL at the end; NULL: all of them. */
+bool destination_copy_small(const char *destination, const char *source, const char *const *only, json_t *manifest, error *err);
 
 /* JSON as it is written to files; takes the reference. */
 bool destination_render(json_t *value, text *out, error *err);

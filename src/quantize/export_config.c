@@ -15,7 +15,7 @@ static json_t *unquantized(const plan *p)
             json_array_append_new(list, json_string(p->entries[i].module));
     for (size_t i = 0; i < p->count; i++) {
         const plan_entry *e = &p->entries[i];
-        if (!e->to || e->to->block_cols != 0 || !draft_alias(e->module, p->source->config.layers, &alias))
+        if (!e->to || e->to->block_cols != 0 || !draft_alias(e->module, p->config->layers, &alias))
             continue;
         json_array_append_new(list, json_string(alias.data));
         experts = experts || e->class == CLASS_EXPERTS;
@@ -44,9 +44,28 @@ static json_t *quark_fp8(bool dynamic)
                      "mx_element_dtype", "is_scale_quant", false, "symmetric", true);
 }
 
+/* The same per block of 128 x 128 weights; activations per group of 128. */
+static json_t *quark_fp8_block(bool dynamic)
+{
+    json_t *j = quark_fp8(dynamic);
+    json_object_set_new(j, "qscheme", json_string(dynamic ? "per_group" : "per_block"));
+    json_object_set_new(j, dynamic ? "group_size" : "block_size", dynamic ? json_integer(128) : json_pack("[i, i]", 128, 128));
+    json_object_set_new(j, "observer_cls", json_string(dynamic ? "PerGroupMinMaxObserver" : "PerBlockMinMaxObserver"));
+    return j;
+}
+
 static json_t *quark_scheme(json_t *weight, json_t *input)
 {
     return json_pack("{s:o, s:o, s:n, s:n, s:n}", "weight", weight, "input_tensors", input, "output_tensors", "bias", "target_device");
+}
+
+/* Patterns for the classes of recipe attn8 that are not in the plan's own format. */
+static void quark_fp8_block_layers(json_t *layers)
+{
+    static const char *const patterns[] = {"*self_attn*", "*.mlp.shared_experts.*", "*.mlp.gate_proj", "*.mlp.up_proj", "*.mlp.down_proj",
+                                           "lm_head"};
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        json_object_set_new(layers, patterns[i], quark_scheme(quark_fp8_block(false), quark_fp8_block(true)));
 }
 
 static json_t *quark_config(const plan *p, scale_rule rule)
@@ -54,6 +73,8 @@ static json_t *quark_config(const plan *p, scale_rule rule)
     json_t *layers = json_object();
     if (p->format_count[FORMAT_FP8_CHANNEL])
         json_object_set_new(layers, "*self_attn*", quark_scheme(quark_fp8(false), quark_fp8(true)));
+    if (p->format_count[FORMAT_FP8_BLOCK])
+        quark_fp8_block_layers(layers);
     json_t *q = json_pack("{s:s, s:s, s:s, s:n, s:o, s:o, s:o, s:{}, s:{}, s:b, s:n}", "quant_method", "quark", "quant_mode", "eager_mode",
                           "version", "0.11", "algo_config", "global_quant_config",
                           quark_scheme(quark_mxfp4(false, rule), quark_mxfp4(true, SCALE_EVEN)), "exclude", unquantized(p),

@@ -1,5 +1,6 @@
 /* Making a plan: the tables of model/tensors.h are walked with the loaded weights beside them, so every matrix comes with its
- * source, whether it was stored by itself or in a stack of experts; then entries are ordered, paired and put into files. */
+ * source, whether it was stored by itself or in a stack of experts; then entries are ordered, paired and put into files.
+ * Without weights the same walk gives a plan of shapes. */
 #include "quantize/plan.h"
 
 #include <inttypes.h>
@@ -13,7 +14,11 @@
 /* Where the walk is. */
 typedef struct walker {
     plan *p;
-    const model *m;
+    const model *m; /* NULL: shapes only */
+    const model_config *config;
+    int64_t dims[DIM_COUNT];
+    plan_vector_maker make; /* shapes only */
+    const void *context;
     bool draft;
     text name, why;
     bool *include_hit, *exclude_hit; /* [include_count], [exclude_count]: a module matched */
@@ -147,11 +152,43 @@ static void add_matrix(walker *w, const char *module, const matrix *m, matrix_cl
     outputs_of_matrix(p, e);
 }
 
+/* A matrix of a plan of shapes. */
+static void add_matrix_shape(walker *w, const char *module, int64_t rows, int64_t cols, matrix_class class)
+{
+    plan *p = w->p;
+    plan_entry *e = entry_add(p);
+    e->module = arena_copy(&p->memory, module, strlen(module));
+    e->class = class;
+    e->draft = w->draft;
+    e->to = format_of(recipe_format(&p->recipe, module, class, w->draft, rows, cols, &w->why));
+    e->why = w->why.length ? arena_copy(&p->memory, w->why.data, w->why.length) : NULL;
+    e->source = (matrix){.format = e->to, .rows = rows, .cols = cols, .scale = 1.0f};
+    e->source_bytes = matrix_bytes(&e->source);
+    outputs_of_matrix(p, e);
+}
+
+/* A vector of a plan of shapes. */
+static void add_vector_shape(walker *w, const char *name, int64_t values, bool buffer)
+{
+    plan *p = w->p;
+    tensor *t = arena_alloc(&p->memory, 1, sizeof *t);
+    t->name = arena_copy(&p->memory, name, strlen(name));
+    t->type = buffer ? DTYPE_F32 : DTYPE_BF16;
+    t->rank = 1;
+    t->shape[0] = values;
+    t->bytes = dtype_bytes(t->type) * (uint64_t)values;
+    uint8_t *bytes = arena_alloc(&p->memory, 1, (size_t)t->bytes);
+    w->make(w->context, t, bytes);
+    t->data = bytes;
+    add_copy(p, t, w->draft);
+}
+
 static matrix_class class_of_row(const tensor_row *r, matrix_class class)
 {
     return class == CLASS_INDEXER && text_ends_with(r->name, "weights_proj") ? CLASS_INDEX_WEIGHTS : class;
 }
 
+/* base: the struct that the table's fields are offsets in; not looked at where there are no weights. */
 static void walk_table(walker *w, const tensor_table *t, const char *prefix, const void *base, matrix_class class)
 {
     text name = {0};
@@ -159,7 +196,11 @@ static void walk_table(walker *w, const tensor_table *t, const char *prefix, con
         const tensor_row *r = &t->rows[i];
         text_clear(&name);
         text_add_format(&name, "%s%s", prefix, r->name);
-        if (r->cols == DIM_ONE)
+        if (!w->m && r->cols == DIM_ONE)
+            add_vector_shape(w, name.data, w->dims[r->rows], r->buffer);
+        else if (!w->m)
+            add_matrix_shape(w, name.data, w->dims[r->rows], w->dims[r->cols], class_of_row(r, class));
+        else if (r->cols == DIM_ONE)
             add_copy(w->p, checkpoint_find(w->m->checkpoint, name.data), w->draft);
         else
             add_matrix(w, name.data, (const matrix *)(const void *)((const char *)base + r->field), class_of_row(r, class));
@@ -170,25 +211,25 @@ static void walk_table(walker *w, const tensor_table *t, const char *prefix, con
 static void walk_experts(walker *w, const char *prefix, const layer_weights *l)
 {
     text name = {0};
-    for (int e = 0; e < w->m->config.experts; e++) {
+    for (int e = 0; e < w->config->experts; e++) {
         text_clear(&name);
         text_add_format(&name, "%smlp.experts.%d.", prefix, e);
-        walk_table(w, &tensors_expert, name.data, &l->experts[e], CLASS_EXPERTS);
+        walk_table(w, &tensors_expert, name.data, l ? &l->experts[e] : NULL, CLASS_EXPERTS);
     }
     text_free(&name);
 }
 
-static void walk_layer(walker *w, const char *prefix, const layer_weights *l)
+static void walk_layer(walker *w, const char *prefix, const layer_weights *l, bool full_index, bool sparse)
 {
     walk_table(w, &tensors_layer, prefix, l, CLASS_ATTENTION);
-    if (l->full_index)
+    if (full_index)
         walk_table(w, &tensors_indexer, prefix, l, CLASS_INDEXER);
-    if (!l->sparse) {
+    if (!sparse) {
         walk_table(w, &tensors_dense, prefix, l, CLASS_DENSE);
         return;
     }
     walk_table(w, &tensors_sparse, prefix, l, CLASS_ROUTER);
-    if (w->m->config.shared_experts)
+    if (w->config->shared_experts)
         walk_table(w, &tensors_shared, prefix, l, CLASS_SHARED);
     walk_experts(w, prefix, l);
 }
@@ -210,23 +251,32 @@ static void walk_rest(walker *w, const char *draft_prefix)
     }
 }
 
-static void walk_model(walker *w)
+static void walk_layers(walker *w, text *prefix)
 {
     const model *m = w->m;
-    text prefix = {0};
-    walk_table(w, &tensors_top, "", m, CLASS_EMBEDDING);
-    if (!m->config.tie_embeddings)
-        walk_table(w, &tensors_head, "", m, CLASS_HEAD);
-    for (int i = 0; i <= m->config.layers; i++) {
-        text_clear(&prefix);
-        text_add_format(&prefix, "model.layers.%d.", i);
-        w->draft = i == m->config.layers;
-        if (w->draft && m->config.has_mtp)
-            walk_table(w, &tensors_mtp, prefix.data, &m->mtp, CLASS_DRAFT_PROJECT);
-        if (!w->draft || m->config.has_mtp)
-            walk_layer(w, prefix.data, w->draft ? &m->mtp.layer : &m->layers[i]);
+    const model_config *c = w->config;
+    for (int i = 0; i < c->layers + (c->has_mtp ? 1 : 0); i++) {
+        text_clear(prefix);
+        text_add_format(prefix, "model.layers.%d.", i);
+        w->draft = i == c->layers;
+        if (w->draft)
+            walk_table(w, &tensors_mtp, prefix->data, m ? &m->mtp : NULL, CLASS_DRAFT_PROJECT);
+        walk_layer(w, prefix->data, !m ? NULL : w->draft ? &m->mtp.layer : &m->layers[i], w->draft || c->full_index[i],
+                   w->draft || c->sparse_mlp[i]);
     }
-    walk_rest(w, prefix.data);
+}
+
+static void walk_model(walker *w)
+{
+    text prefix = {0};
+    walk_table(w, &tensors_top, "", w->m, CLASS_EMBEDDING);
+    if (!w->config->tie_embeddings)
+        walk_table(w, &tensors_head, "", w->m, CLASS_HEAD);
+    walk_layers(w, &prefix);
+    text_clear(&prefix);
+    text_add_format(&prefix, "model.layers.%d.", w->config->layers);
+    if (w->m)
+        walk_rest(w, prefix.data);
     text_free(&prefix);
 }
 
@@ -321,9 +371,9 @@ static bool includes_allowed(const plan *p, const recipe_options *o, error *err)
 
 bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, plan *out, error *err)
 {
-    *out = (plan){.source = source, .recipe = *r};
+    *out = (plan){.source = source, .config = &source->config, .recipe = *r};
     const recipe_options *o = &r->options;
-    walker w = {.p = out, .m = source};
+    walker w = {.p = out, .m = source, .config = out->config};
     w.include_hit = mem_alloc(o->include_count + 1, sizeof *w.include_hit);
     w.exclude_hit = mem_alloc(o->exclude_count + 1, sizeof *w.exclude_hit);
     walk_model(&w);
@@ -339,6 +389,18 @@ bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, pla
     if (!ok)
         plan_free(out);
     return ok;
+}
+
+void plan_create_shapes(const model_config *config, const recipe *r, uint64_t shard_bytes, plan_vector_maker make, const void *context,
+                        plan *out)
+{
+    *out = (plan){.config = config, .recipe = *r};
+    walker w = {.p = out, .config = config, .make = make, .context = context};
+    dims_of(config, w.dims);
+    walk_model(&w);
+    divide(out, shard_bytes);
+    text_free(&w.name);
+    text_free(&w.why);
 }
 
 void plan_free(plan *p)
@@ -374,7 +436,7 @@ void plan_describe(const plan *p, text *out)
     text_add_format(out, "to %s, recipe %s: %zu tensors, %.2f GB -> %.2f GB in %zu file%s\n",
                     r->options.to == FORMAT_FP8_BLOCK ? "fp8" : format_of(r->options.to)->name, r->name, p->count,
                     (double)p->source_bytes / 1e9, (double)p->bytes / 1e9, p->shard_count, p->shard_count == 1 ? "" : "s");
-    if (!p->source->config.has_mtp)
+    if (!p->config->has_mtp)
         text_add_text(out, "draft layer (MTP): the source has none\n");
     else if (r->options.to != FORMAT_BF16)
         text_add_format(out, "draft layer (MTP): %s (%s)\n", r->quantize_draft ? "quantized as the recipe says" : "kept in bf16",

@@ -1,4 +1,5 @@
-/* The plan of a conversion: every tensor of the result, where its bytes come from, and the file it goes to.
+/* The plan of a conversion: every tensor of the result, where its bytes come from, and the file it goes to. A plan of shapes has no
+ * source: somebody else makes the bytes (synth.h).
  *
  * Entries are in the order of their data in the source files, so that a conversion reads each file once from its beginning
  * to its end. The plan depends on the source's headers and the options alone. */
@@ -32,8 +33,8 @@ typedef struct plan_entry {
     const char *module;    /* name without ".weight"; of another tensor: its whole name */
     matrix_class class;
     bool draft;            /* in the draft layer */
-    matrix source;         /* format NULL: no matrix, `raw` is copied */
-    const tensor *raw;     /* the source's tensor; of a matrix: the one that holds its data */
+    matrix source;         /* format NULL: no matrix, `raw` is copied. In a plan of shapes: format and size of the result, no data */
+    const tensor *raw;     /* the source's tensor; of a matrix: the one that holds its data (NULL in a plan of shapes) */
     const format *to;      /* of the result; NULL: no matrix */
     bool copied;           /* bytes are taken as they are */
     const char *why;       /* why it is not quantized; NULL: it is, or it is no matrix */
@@ -53,7 +54,8 @@ typedef struct plan_shard {
 } plan_shard;
 
 typedef struct plan {
-    const model *source;
+    const model *source;        /* NULL: a plan of shapes */
+    const model_config *config;
     recipe recipe;
     arena memory;
     plan_entry *entries;
@@ -68,6 +70,13 @@ typedef struct plan {
 
 /* source must outlive the plan. Refuses a glob that matches no module. */
 bool plan_create(const model *source, const recipe *r, uint64_t shard_bytes, plan *out, error *err);
+/* Makes the bytes of a vector, a norm's weight or a bias: BF16, or F32 where it is a buffer. */
+typedef void (*plan_vector_maker)(const void *context, const tensor *t, uint8_t *out);
+
+/* The plan of a model that does not exist yet, in the order of the layers. config must outlive it. Vectors are made at once and lie in
+ * the plan's memory; the largest of NVFP4 matrices is left to the caller. */
+void plan_create_shapes(const model_config *config, const recipe *r, uint64_t shard_bytes, plan_vector_maker make, const void *context,
+                        plan *out);
 void plan_free(plan *p);
 
 /* What will be done, for people: formats by class, the draft layer's policy, what is kept and why. */

@@ -12,14 +12,15 @@ enum {
 
 static const struct {
     const char *name;
-    unsigned classes, row_classes;
+    unsigned classes, row_classes, block_classes;
     bool quantize_draft;
 } recipes[] = {
-    [RECIPE_AMD] = {"amd", MOE, 0, false},
-    [RECIPE_AMD_ATTN_FP8] = {"amd-attn-fp8", MOE | 1 << CLASS_DENSE, SELF_ATTENTION, true},
-    [RECIPE_ALL] = {"all", EVERYTHING, 0, false},
-    [RECIPE_ZAI] = {"zai", EVERYTHING, 0, true},
-    [RECIPE_MODELOPT] = {"modelopt", 1 << CLASS_EXPERTS, 0, false},
+    [RECIPE_AMD] = {"amd", MOE, 0, 0, false},
+    [RECIPE_AMD_ATTN_FP8] = {"amd-attn-fp8", MOE | 1 << CLASS_DENSE, SELF_ATTENTION, 0, true},
+    [RECIPE_ALL] = {"all", EVERYTHING, 0, 0, false},
+    [RECIPE_ZAI] = {"zai", EVERYTHING, 0, 0, true},
+    [RECIPE_MODELOPT] = {"modelopt", 1 << CLASS_EXPERTS, 0, 0, false},
+    [RECIPE_ATTN8] = {"attn8", 1 << CLASS_EXPERTS, 0, 1 << CLASS_SHARED | 1 << CLASS_DENSE | SELF_ATTENTION | 1 << CLASS_HEAD, true},
 };
 
 static const char *const class_names[CLASS_COUNT] = {
@@ -62,6 +63,7 @@ bool recipe_resolve(const recipe_options *options, recipe *out, error *err)
     out->name = recipes[id].name;
     out->classes = recipes[id].classes;
     out->row_classes = recipes[id].row_classes;
+    out->block_classes = recipes[id].block_classes;
     out->quantize_draft = o->mtp == MTP_DEFAULT ? recipes[id].quantize_draft : o->mtp == MTP_QUANTIZE;
     return true;
 }
@@ -80,10 +82,10 @@ static format_id format_wanted(const recipe *r, const char *module, matrix_class
     const recipe_options *o = &r->options;
     unsigned bit = 1u << c;
     const char *excluded = first_match(o->exclude, o->exclude_count, module);
-    format_id own = r->row_classes & bit ? FORMAT_FP8_CHANNEL : o->to;
+    format_id own = r->row_classes & bit ? FORMAT_FP8_CHANNEL : r->block_classes & bit ? FORMAT_FP8_BLOCK : o->to;
     if (o->to == FORMAT_BF16)
         return FORMAT_BF16;
-    if (c >= CLASS_ROUTER) {
+    if (c >= CLASS_ROUTER && !(r->block_classes & bit)) {
         text_add_text(why, "never quantized");
     } else if (excluded) {
         text_add_format(why, "--exclude %s", excluded);
@@ -91,7 +93,7 @@ static format_id format_wanted(const recipe *r, const char *module, matrix_class
         return own;
     } else if (draft && !r->quantize_draft) {
         text_add_text(why, r->draft_by_default ? "the recipe keeps the draft layer" : "--mtp keep");
-    } else if (!((r->classes | r->row_classes) & bit)) {
+    } else if (!((r->classes | r->row_classes | r->block_classes) & bit)) {
         text_add_format(why, "not in recipe %s", r->name);
     } else {
         return own;

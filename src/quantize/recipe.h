@@ -1,13 +1,16 @@
 /* Which matrices are quantized, and to what: classes of matrices, and named recipes over them.
  *
- *     class          matrices                                             amd   amd-attn-fp8   all   zai   modelopt
- *     experts        mlp.experts.*                                        x     x              x     x     x
- *     shared         mlp.shared_experts.*                                 x     x              x     x     -
- *     dense          mlp.{gate,up,down}_proj of dense layers              -     x              x     x     -
- *     attention      self_attn.{q_a,q_b,kv_a,kv_b,o}                      -     fp8 per row    x     x     -
- *     indexer        self_attn.indexer.{wq_b,wk}                          -     fp8 per row    x     x     -
- *     never          embedding, lm_head, router, indexer.weights_proj, eh_proj, norms
- *     draft layer    the same classes of the draft layer                  -     x              -     x     -
+ *     class          matrices                                             amd   amd-attn-fp8   all   zai   modelopt   attn8
+ *     experts        mlp.experts.*                                        x     x              x     x     x          x
+ *     shared         mlp.shared_experts.*                                 x     x              x     x     -          fp8 blocks
+ *     dense          mlp.{gate,up,down}_proj of dense layers              -     x              x     x     -          fp8 blocks
+ *     attention      self_attn.{q_a,q_b,kv_a,kv_b,o}                      -     fp8 per row    x     x     -          fp8 blocks
+ *     indexer        self_attn.indexer.{wq_b,wk}                          -     fp8 per row    x     x     -          fp8 blocks
+ *     head           lm_head                                              -     -              -     -     -          fp8 blocks
+ *     never          embedding, router, indexer.weights_proj, eh_proj, norms
+ *     draft layer    the same classes of the draft layer                  -     x              -     x     -          x
+ *
+ * attn8 is for made-up weights (synth.h), whose lm_head decides nothing.
  */
 #ifndef QUANTIZE_RECIPE_H
 #define QUANTIZE_RECIPE_H
@@ -36,7 +39,7 @@ typedef enum matrix_class {
 
 const char *matrix_class_name(matrix_class c);
 
-typedef enum recipe_id { RECIPE_DEFAULT, RECIPE_AMD, RECIPE_AMD_ATTN_FP8, RECIPE_ALL, RECIPE_ZAI, RECIPE_MODELOPT } recipe_id;
+typedef enum recipe_id { RECIPE_DEFAULT, RECIPE_AMD, RECIPE_AMD_ATTN_FP8, RECIPE_ALL, RECIPE_ZAI, RECIPE_MODELOPT, RECIPE_ATTN8 } recipe_id;
 typedef enum mtp_policy { MTP_DEFAULT, MTP_KEEP, MTP_QUANTIZE } mtp_policy;
 
 /* What the user asked for. The strings are borrowed. */
@@ -56,6 +59,7 @@ typedef struct recipe {
     const char *name;      /* "amd"; "bf16" when nothing is quantized */
     unsigned classes;      /* bit 1 << class: quantized to options.to */
     unsigned row_classes;  /* bit 1 << class: quantized to fp8 with a scale per row */
+    unsigned block_classes; /* bit 1 << class: quantized to fp8 with a scale per 128 x 128 block, whatever options.to */
     bool quantize_draft;   /* the draft layer, too */
     bool draft_by_default; /* no --mtp was given */
 } recipe;

@@ -134,7 +134,7 @@ json_t *report_json(const plan *p, const shard_result *results)
                                                      p->format_count[f], "bytes", (json_int_t)p->format_bytes[f]));
     return json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:o, s:o, s:o}", "to", format_of(p->recipe.options.to)->name, "recipe",
                      p->recipe.name, "draft_layer",
-                     !p->source->config.has_mtp ? "none" : p->recipe.quantize_draft ? "quantize" : "keep", "source_bytes",
+                     !p->config->has_mtp ? "none" : p->recipe.quantize_draft ? "quantize" : "keep", "source_bytes",
                      (json_int_t)p->source_bytes, "bytes", (json_int_t)p->bytes, "files", (int)p->shard_count, "classes", classes,
                      "formats", formats, "not_quantized", kept_json(p));
 }

@@ -433,7 +433,7 @@ static bool add_copied(stream *s, stream_round *r, bool *full)
         p->type = type;
         p->is_scale = o->part == PART_SCALES;
         p->first_value = c->offset / dtype_bytes(type);
-        segment_add(r, bytes + c->offset, n, true, NULL);
+        segment_add(r, bytes + c->offset, n, s->p->source != NULL, NULL);
         c->offset += n;
     }
     if (c->offset < count)
@@ -485,6 +485,10 @@ static bool piece_check(piece *p)
 static bool piece_encode(const stream *s, piece *p)
 {
     const plan_entry *e = p->entry;
+    if (s->options.make) {
+        s->options.make(s->options.make_context, e, p->first_row, p->rows, p->data, p->scales);
+        return true;
+    }
     encode_options o = {.to = e->to->id, .rule = s->options.rule, .search = s->options.search, .importance = p->importance};
     float scale = encode_tensor_scale(e->to->id, e->largest);
     return encode_rows(&e->source, p->first_row, p->rows, &o, scale, p->data, p->scales, p->measured ? &p->stats : NULL, &p->err);
@@ -620,7 +624,8 @@ static void round_account(stream *s, stream_round *r, shard_result *out)
             continue;
         if (p->measured)
             encode_stats_merge(&out->stats[p->entry->class][p->entry->draft], &p->stats);
-        release_rows(p->entry, p->first_row, p->rows);
+        if (s->p->source)
+            release_rows(p->entry, p->first_row, p->rows);
     }
     s->done_bytes += r->source_bytes;
     progress_update(s->shown, (double)s->done_bytes / 1e6);

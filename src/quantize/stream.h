@@ -26,12 +26,18 @@ typedef struct shard_result {
 void shard_result_free(shard_result *r);
 size_t shard_tensors(const plan *p, size_t shard); /* tensors in a file of the plan */
 
+/* Makes rows first_row .. first_row+rows-1 of a matrix of a plan of shapes, laid out as encode_rows does. Called by several threads,
+ * more than once for some rows. */
+typedef void (*stream_maker)(const void *context, const plan_entry *e, int64_t first_row, int64_t rows, uint8_t *data, uint8_t *scales);
+
 typedef struct stream_options {
     scale_rule rule;
     bool search;
     const checkpoint *importance; /* NULL: none; see docs/quantize.md */
     uint64_t scales_bytes; /* scales of one matrix that are held in memory; 0: 64 MiB. Tests make it small */
     const volatile sig_atomic_t *stop; /* not zero: stop soon; NULL: never */
+    stream_maker make;     /* for a plan of shapes; else NULL */
+    const void *make_context;
 } stream_options;
 
 typedef struct stream stream;
