@@ -15,7 +15,7 @@ typedef struct synth_command_values {
     const char *config, *destination;
     int format;
     int64_t layers, seed, shard_bytes, threads;
-    bool force;
+    bool dry_run, force;
 } synth_command_values;
 
 static const option synth_options_table[] = {
@@ -36,6 +36,8 @@ static const option synth_options_table[] = {
     {.name = "shard-bytes", .type = OPTION_INT, .metavar = "N", .by_default = "5000000000", .least = 1, .most = 1e15,
      .offset = offsetof(synth_command_values, shard_bytes),
      .help = "Begin a new file when this many bytes are exceeded. A matrix is never divided."},
+    {.name = "dry-run", .type = OPTION_FLAG, .offset = offsetof(synth_command_values, dry_run),
+     .help = "Show parameters, formats and bytes, and write nothing."},
     {.name = "force", .type = OPTION_FLAG, .offset = offsetof(synth_command_values, force),
      .help = "Replace what an earlier synth or quantize wrote to DST. A directory with other files is refused all the same."},
     {.name = "threads", .letter = 't', .type = OPTION_INT, .metavar = "N", .unset = "all cores", .least = 1, .most = 1024,
@@ -75,17 +77,22 @@ static void describe(const synth_job *j, const char *destination, text *out)
         text_add_text(out, "  no tokenizer: the vocabulary is smaller than that of the built-in model, so only token ids can be used\n");
 }
 
+static void print_description(const synth_job *j, const char *destination)
+{
+    text words = {0};
+    describe(j, destination, &words);
+    fputs(words.data, stdout);
+    text_free(&words);
+}
+
 static bool make(synth_job *j, const char *destination, error *err)
 {
     bool already;
-    text words = {0};
     uint64_t start = clock_now_us();
     if (!synth_run(j, destination, &already, err))
         return false;
     double seconds = (double)(clock_now_us() - start) / 1e6;
-    describe(j, destination, &words);
-    fputs(words.data, stdout);
-    text_free(&words);
+    print_description(j, destination);
     if (already)
         log_info("%s is complete already; nothing to do", destination);
     else
@@ -105,7 +112,9 @@ static bool synth_command_run(const program *p, const void *values, error *err)
         synth_options o = options_of(v, &config, &text_model);
         j = synth_open(&o, err);
     }
-    bool ok = j && make(j, v->destination, err);
+    if (j && v->dry_run)
+        print_description(j, v->destination);
+    bool ok = j && (v->dry_run || make(j, v->destination, err));
     synth_close(j);
     text_free(&config);
     text_free(&text_model);

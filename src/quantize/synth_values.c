@@ -235,7 +235,7 @@ void synth_values_vector(const void *context, const tensor *t, uint8_t *out)
     uint64_t key = key_of(v, t->name);
     for (int64_t i = 0; i < t->shape[0]; i++) {
         float z = v->normal[random_word_at(key, (uint64_t)i) & 0xFFFF];
-        float value = bias ? 0.02f * z : 1.0f + 0.05f * z;
+        float value = bias ? 0.01f * z : 1.0f + 0.05f * z;
         uint16_t code = bf16_encode(value);
         if (t->type == DTYPE_F32)
             memcpy(out + (size_t)i * sizeof value, &value, sizeof value);
