@@ -129,7 +129,8 @@ class Synth(Case):
         config = json.loads((out / "config.json").read_text())
         self.assertEqual((config["num_hidden_layers"], config["indexer_types"]), (3, kinds[:3]))
         self.assertEqual(json.loads(self.succeed("inspect", self.make("more", "--layers", "7"), "--json"))["disagreements"], [])
-        self.refuse(2, "lists 5 layers in \"indexer_types\"", "synth", self.config(indexer_types=kinds), self.folder / "no", "--layers", "6")
+        listed = self.config(indexer_types=kinds)
+        self.refuse(2, "lists 5 layers in \"indexer_types\"", "synth", listed, self.folder / "no", "--layers", "6")
 
     def test_tokenizer(self):
         nano = json.loads((NANO / "config.json").read_text())
