@@ -108,9 +108,12 @@ bool config_path_resolve(const char *given, text *out, error *err)
         path_join(out, given, "config.json");
     else
         text_add_text(out, given);
-    bool ok = file_exists(out->data) ||
-              error_set_errno(err, ERROR_INPUT,
-                              "%s is no shipped configuration (glm-mini and glm-5.2 are) and cannot be opened as a config.json", given);
+    bool ok = file_exists(out->data);
+    if (!ok && tried.length)
+        error_set(err, ERROR_INPUT, "%s is neither a config.json nor a shipped configuration such as glm-mini or glm-5.2 (no %s in %s)",
+                  given, file.data, tried.data);
+    else if (!ok)
+        error_set_errno(err, ERROR_INPUT, "cannot open %s", out->data);
     text_free(&file);
     text_free(&directory);
     text_free(&tried);
