@@ -191,24 +191,24 @@ def accounting(a):
     total = 400 if a.quick else 10000
     part = total // 10
     long = "The bridge is down and the river is wide. " * 20
-    streams = [{**STORY, "max_tokens": 24, "rid": "r@I@"},
+    streams = [{**STORY, "max_tokens": 80, "rid": "r@I@"},
                {**STORY, "max_tokens": 12, "rid": "r@I@", "prompt": long + "@I@"},
                {"prompt": "@I@ Hello", "max_tokens": 8, "rid": "r@I@", "n": 2},
                {**STORY, "max_tokens": 16, "rid": "r@I@", "prompt": "@I@ " + long, "temperature": 1}]
     rows, parts = [], []
     # A cache that is too small for all that run, so that sequences are preempted, too.
-    with Server(a.build, "--max-running", 32, "--max-queue", 64, "--kv-tokens", 4096, "--context", 1024) as s:
+    with Server(a.build, "--max-running", 32, "--max-queue", 64, "--kv-tokens", 2048, "--context", 1024) as s:
         files = s.files()
         rows.append([0, "-", "-", 0, files, f"{s.rss():.1f}", "-"])
         for i in range(10):
             r = generate(a, s, streams, "--clients", 64, "--requests", part, "--first", i * part, "--aborts", 0.75)
-            waited = s.settle()
+            last = {"requests": part, "result": r, "settle_s": s.settle(), "used_pages": s.used_pages(),
+                    "preemptions": s.metric("drawbridge_preemptions_total")}
             deadline = time.monotonic() + 10
             while s.files() > files and time.monotonic() < deadline:
                 time.sleep(0.05)
-            parts.append({"requests": part, "result": r, "settle_s": waited, "used_pages": s.used_pages(), "files": s.files(),
-                          "rss_mb": s.rss(), "preemptions": s.metric("drawbridge_preemptions_total")})
-            last = parts[-1]
+            last.update(files=s.files(), rss_mb=s.rss())
+            parts.append(last)
             rows.append([(i + 1) * part, r["good"], json.dumps(r["stages"]).strip("{}").replace('"', ""), last["used_pages"], last["files"],
                          f"{last['rss_mb']:.1f}", f"{last['preemptions']:.0f}"])
         s.post("/flush_cache")
