@@ -158,7 +158,7 @@ def batching(a):
 
 def overload(a):
     seconds = 3 if a.quick else 20
-    body = {**STORY, "max_tokens": 32}
+    body = {**STORY, "max_tokens": 128}
     # A small cache is full, and its memory touched, before the overload begins.
     with Server(a.build, "--max-running", 32, "--max-queue", 64, "--kv-tokens", 8192, "--context", 1024) as s:
         # 64 clients keep a queue and are never refused: when all end at the same step, all of them fit in the queue.
