@@ -197,7 +197,7 @@ def accounting(a):
                {**STORY, "max_tokens": 16, "rid": "r@I@", "prompt": "@I@ " + long, "temperature": 1}]
     rows, parts = [], []
     # A cache that is too small for all that run, so that sequences are preempted, too.
-    with Server(a.build, "--max-running", 32, "--max-queue", 64, "--kv-tokens", 2048, "--context", 1024) as s:
+    with Server(a.build, "--max-running", 32, "--max-queue", 1024, "--kv-tokens", 2048, "--context", 1024) as s:
         files = s.files()
         rows.append([0, "-", "-", 0, files, f"{s.rss():.1f}", "-"])
         for i in range(10):
