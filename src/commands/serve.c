@@ -61,7 +61,7 @@ static const option serve_options[] = {
      .group = "Requests", .offset = AT(default_max_tokens), .help = "The longest answer of a request that does not say."},
     {.name = "max-choices", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 16, .by_default = "16", .group = "Requests",
      .offset = AT(max_choices), .help = "The most answers to one request (n)."},
-    {.name = "max-body", .type = OPTION_INT, .metavar = "MB", .least = 1, .most = 4096, .by_default = "64", .group = "Requests",
+    {.name = "max-body", .type = OPTION_INT, .metavar = "MB", .least = 1, .most = 4096, .by_default = "16", .group = "Requests",
      .offset = AT(max_body_mb), .help = "The largest request body."},
     {.name = "timeout", .type = OPTION_NUMBER, .metavar = "S", .least = 0, .most = 864000, .by_default = "0", .group = "Requests",
      .offset = AT(timeout_s), .help = "Seconds after which a request ends with what it has; 0: never. A request may ask for less."},
