@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/random.h"
@@ -33,7 +34,7 @@ static int by_index(const void *a, const void *b)
 static void check(const float *scores, int n, int k)
 {
     entry *sorted = mem_alloc((size_t)n, sizeof *sorted);
-    int32_t *got = mem_alloc((size_t)k, sizeof *got);
+    int32_t *got = mem_alloc((size_t)k, sizeof *got), *list = mem_alloc(2 * (size_t)k, sizeof *list);
     for (int i = 0; i < n; i++)
         sorted[i] = (entry){scores[i], i};
     qsort(sorted, (size_t)n, sizeof *sorted, by_score_then_index);
@@ -41,8 +42,15 @@ static void check(const float *scores, int n, int k)
     cpu_select_largest(scores, n, k, got);
     for (int i = 0; i < k; i++)
         assert_int_equal(got[i], sorted[i].index);
+    for (int v = 0; cpu_attention_kernels_at(v); v++) {
+        memset(got, 0xFF, (size_t)k * sizeof *got);
+        cpu_select_many(cpu_attention_kernels_at(v), scores, n, k, list, got);
+        for (int i = 0; i < k; i++)
+            assert_int_equal(got[i], sorted[i].index);
+    }
     free(sorted);
     free(got);
+    free(list);
 }
 
 static void test_against_a_stable_sort(void **state)

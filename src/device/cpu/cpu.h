@@ -7,12 +7,16 @@
 #define DEVICE_CPU_CPU_H
 
 #include "base/threads.h"
+#include "device/cpu/cpu_attention_kernels.h"
 #include "device/cpu/cpu_kernels.h"
 #include "device/device.h"
 
-/* Heads that share one pass over the keys; private memory is sized by it (cpu_device.c). Input rows whose results are held
- * together before they go to their places. */
-enum { CPU_HEAD_GROUP = 8, CPU_ROW_GROUP = 24 };
+/* Input rows whose results are held together before they go to their places. */
+enum { CPU_ROW_GROUP = 24 };
+
+/* Sizes of the private memory of attention and indexer (cpu_device.c): heads that share one pass over the keys, at most 16; keys decoded
+ * at a time, a multiple of the kernels' tiles; rows of a sequence that share decoded index keys. */
+enum { CPU_HEAD_GROUP = 16, CPU_KEY_BLOCK = 48, CPU_INDEX_ROWS = 8 };
 
 /* One expert (or a dense MLP) and the rows that go through it. */
 typedef struct cpu_expert_job {
@@ -26,6 +30,7 @@ typedef struct cpu_expert_job {
 typedef struct cpu_device {
     device base;
     const cpu_kernels *kernels;
+    const cpu_attention_kernels *attention;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
@@ -100,7 +105,9 @@ void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, floa
 void cpu_latent_store(const kv_layout *k, const float *latent, uint8_t *entry);
 void cpu_latent_load(const kv_layout *k, const uint8_t *entry, float *latent);
 void cpu_index_key_store(const kv_layout *k, const float *key, uint8_t *entry);
-void cpu_index_key_load(const kv_layout *k, const uint8_t *entry, float *key);
+
+/* Index keys of positions first .. first+count-1 of a row's sequence, out[count][index_dim]. */
+void cpu_index_keys_load(const kv_layout *k, const step *s, int row, int layer, int first, int count, float *out);
 
 /* Address of the entry of a position in the pages of a row's sequence. */
 static inline uint8_t *cpu_entry(const kv_layout *k, const step *s, int row, int position, size_t offset, size_t entry_bytes)
@@ -111,6 +118,9 @@ static inline uint8_t *cpu_entry(const kv_layout *k, const step *s, int row, int
 
 /* The k largest of scores[n] as ascending indices; equal scores: the lower index first. k <= n. */
 void cpu_select_largest(const float *scores, int n, int k, int32_t *out);
+
+/* The same for thousands of scores; list has room for 2 * k. */
+void cpu_select_many(const cpu_attention_kernels *kernels, const float *scores, int n, int k, int32_t *list, int32_t *out);
 
 void cpu_embed(device *d, const step *s, activations *a);
 void cpu_draft_embed(device *d, const step *s, const float *hidden_in, activations *a);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sanitize.h"
 #include "device/cpu/cpu.h"
 
 typedef struct attention_task {
@@ -15,7 +16,13 @@ typedef struct attention_task {
     const layer_weights *w;
     activations *a;
     int layer;
+    int group_heads; /* heads of one task of attend_group */
 } attention_task;
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
 
 /* The tail of the projections: latent norm, rotations, and the entry in the page. */
 static void finish_row(void *context, int row, int worker)
@@ -46,7 +53,7 @@ void cpu_attention_project(device *d, const step *s, int layer, activations *a)
     cpu_linear(c, latents, 2);
     cpu_rms_norm_rows(c, a->q_latent, s->rows, m->q_lora_rank, w->q_a_norm, m->latent_norm_eps, a->q_latent);
     cpu_project(c, &w->q_b, s->rows, a->q_latent, a->q);
-    attention_task t = {c, s, w, a, layer};
+    attention_task t = {c, s, w, a, layer, 0};
     pool_run(c->workers, s->rows, finish_row, &t);
 }
 
@@ -57,111 +64,108 @@ static cpu_rows head_rows(const attention_task *t, const float *buffer, int head
     return (cpu_rows){buffer + (size_t)head * size, heads * size, NULL, t->s->rows};
 }
 
+/* Loads matrix rows first .. as `count` vectors. */
+static void decode_rows(const matrix *w, int64_t first, int count, float *out)
+{
+    for (int i = 0; i < count; i++)
+        matrix_row(w, first + i, out + i * w->cols);
+}
+
 /* q_absorbed of one head, all rows: each row of W_UK is decoded once. */
 static void absorb_head(void *context, int head, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, qk_dim = (size_t)(m->nope_dim + m->rope_dim);
-    float *keys = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
-    int64_t first = (int64_t)head * (m->nope_dim + m->v_dim), end = first + m->nope_dim;
+    int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, q_stride = m->heads * qk_dim, out_stride = m->heads * rank;
+    float *keys = t->c->scratch[worker], *panel = keys + CPU_KEY_BLOCK * rank; /* [CPU_KEY_BLOCK][rank], [CPU_KEY_BLOCK][lanes] */
     for (int row = 0; row < t->s->rows; row++)
-        memset(t->a->q_absorbed + ((size_t)row * heads + (size_t)head) * rank, 0, rank * sizeof(float));
+        memset(t->a->q_absorbed + row * out_stride + head * rank, 0, (size_t)rank * sizeof(float));
     for (int i = 0, count; i < m->nope_dim; i += count) {
-        count = cpu_decode_block(&t->w->kv_b, first + i, end, keys);
-        for (int row = 0; row < t->s->rows; row++) {
-            size_t at = (size_t)row * heads + (size_t)head;
-            cpu_add_scaled(t->c, t->a->q_absorbed + at * rank, t->a->q + at * qk_dim + i, keys, m->kv_lora_rank, count, m->kv_lora_rank);
+        count = smaller(m->nope_dim - i, CPU_KEY_BLOCK);
+        decode_rows(&t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + i, count, keys);
+        for (int row = 0, rows; row < t->s->rows; row += rows) {
+            rows = smaller(t->s->rows - row, CPU_HEAD_GROUP);
+            t->c->attention->pack(t->a->q + row * q_stride + head * qk_dim + i, q_stride, rows, count, panel);
+            cpu_weighted_sum sum = {.p = panel, .p_vector = cpu_head_lanes(rows), .p_head = 1, .heads = rows, .v = keys, .v_stride = rank,
+                                    .n = rank, .count = count, .out = t->a->q_absorbed + row * out_stride + head * rank,
+                                    .out_stride = out_stride};
+            t->c->attention->weighted_sum(&sum);
         }
     }
 }
 
-/* Turns scores into probabilities in place. */
-static void softmax(float *score, int n)
+static int head_groups(const model_config *m, int group_heads)
 {
-    float largest = score[0], sum = 0;
-    for (int i = 1; i < n; i++)
-        largest = fmaxf(largest, score[i]);
-    for (int i = 0; i < n; i++) {
-        score[i] = expf(score[i] - largest);
-        sum += score[i];
-    }
-    for (int i = 0; i < n; i++)
-        score[i] /= sum;
+    return (m->heads + group_heads - 1) / group_heads;
 }
 
-static int head_groups(const model_config *m)
-{
-    return (m->heads + CPU_HEAD_GROUP - 1) / CPU_HEAD_GROUP;
-}
-
-/* The positions a row attends to, for one group of heads. */
+/* Attention of one row over its selected positions, for one group of heads. */
 typedef struct attention_group {
-    int row, first_head, heads;
-    const int32_t *selected; /* [count] */
+    int row, first_head, heads, lanes;
+    const int32_t *selected; /* [count] ascending */
     int count;
-    float *keys;   /* [CPU_COLUMN_BLOCK][rank + rope] of some positions */
-    float *scores; /* [heads][index_topk] */
+    float *q;      /* [rank + rope][lanes] */
+    float *keys;   /* [CPU_KEY_BLOCK][rank + rope] of some positions */
+    float *scores; /* [count][lanes] */
 } attention_group;
 
 static attention_group group_at(const attention_task *t, int index, int worker)
 {
     const model_config *m = &t->c->base.model->config;
-    int groups = head_groups(m), row = index / groups, first_head = index % groups * CPU_HEAD_GROUP, left = m->heads - first_head;
-    float *scratch = t->c->scratch[worker];
-    return (attention_group){row, first_head, left < CPU_HEAD_GROUP ? left : CPU_HEAD_GROUP,
-                             t->a->selected + (size_t)row * (size_t)m->index_topk, t->a->selected_count[row], scratch,
-                             scratch + CPU_COLUMN_BLOCK * (m->kv_lora_rank + m->rope_dim)};
+    int groups = head_groups(m, t->group_heads), row = index / groups, first_head = index % groups * t->group_heads;
+    attention_group g = {.row = row, .first_head = first_head, .heads = smaller(m->heads - first_head, t->group_heads),
+                         .selected = t->a->selected + (size_t)row * (size_t)m->index_topk, .count = t->a->selected_count[row]};
+    g.lanes = cpu_head_lanes(g.heads);
+    g.q = t->c->scratch[worker];
+    g.keys = g.q + (m->kv_lora_rank + m->rope_dim) * CPU_HEAD_GROUP;
+    g.scores = g.keys + (m->kv_lora_rank + m->rope_dim) * CPU_KEY_BLOCK;
+    return g;
+}
+
+/* The queries of the group as one panel: the absorbed part, then the rotated one. */
+static void pack_queries(const attention_task *t, const attention_group *g)
+{
+    const model_config *m = &t->c->base.model->config;
+    int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, at = (int64_t)g->row * m->heads + g->first_head;
+    const float *absorbed = t->a->q_absorbed + at * rank, *rope = t->a->q + at * qk_dim + m->nope_dim;
+    touch_range(absorbed, (size_t)(g->heads * rank) * sizeof(float));
+    touch_range(rope, (size_t)((g->heads - 1) * qk_dim + m->rope_dim) * sizeof(float));
+    t->c->attention->pack(absorbed, rank, g->heads, rank, g->q);
+    t->c->attention->pack(rope, qk_dim, g->heads, m->rope_dim, g->q + rank * g->lanes);
 }
 
 /* Loads the keys of selected positions first .. as the page holds them, a block of them; returns how many. */
 static int load_keys(const attention_task *t, const attention_group *g, int first)
 {
     const kv_layout *k = &t->c->base.layout;
-    int count = g->count - first < CPU_COLUMN_BLOCK ? g->count - first : CPU_COLUMN_BLOCK;
+    int count = smaller(g->count - first, CPU_KEY_BLOCK);
     for (int i = 0; i < count; i++)
         cpu_latent_load(k, cpu_entry(k, t->s, g->row, g->selected[first + i], k->latent_offset[t->layer], k->latent_bytes),
                         g->keys + i * (k->latent_dim + k->rope_dim));
     return count;
 }
 
-static void score_keys(const attention_task *t, const attention_group *g)
-{
-    const model_config *m = &t->c->base.model->config;
-    int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, stride = rank + m->rope_dim;
-    const float *absorbed[CPU_HEAD_GROUP], *q_rope[CPU_HEAD_GROUP];
-    float y[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], z[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], scale = 1.0f / sqrtf((float)qk_dim);
-    for (int h = 0; h < g->heads; h++) {
-        int64_t at = (int64_t)g->row * m->heads + g->first_head + h;
-        absorbed[h] = t->a->q_absorbed + at * rank;
-        q_rope[h] = t->a->q + at * qk_dim + m->nope_dim;
-    }
-    for (int first = 0, count; first < g->count; first += count) {
-        count = load_keys(t, g, first);
-        cpu_dots(t->c, g->keys, stride, count, absorbed, g->heads, rank, y);
-        cpu_dots(t->c, g->keys + rank, stride, count, q_rope, g->heads, m->rope_dim, z);
-        for (int h = 0; h < g->heads; h++)
-            for (int j = 0; j < count; j++)
-                g->scores[h * m->index_topk + first + j] = (y[h * CPU_COLUMN_BLOCK + j] + z[h * CPU_COLUMN_BLOCK + j]) * scale;
-    }
-}
-
-/* Attention of one row over its selected positions, for one group of heads. */
+/* Keys are loaded twice, a block at a time that stays in the cache, rather than kept: decoding costs a twentieth of the products. */
 static void attend_group(void *context, int index, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    int64_t rank = m->kv_lora_rank;
+    const cpu_attention_kernels *kernels = t->c->attention;
+    int64_t rank = m->kv_lora_rank, width = rank + m->rope_dim;
     attention_group g = group_at(t, index, worker);
     float *out = t->a->attended_latent + ((int64_t)g.row * m->heads + g.first_head) * rank; /* [heads][rank] */
-    score_keys(t, &g);
-    memset(out, 0, (size_t)(g.heads * rank) * sizeof(float));
-    for (int h = 0; h < g.heads; h++)
-        softmax(g.scores + h * m->index_topk, g.count);
+    pack_queries(t, &g);
     for (int first = 0, count; first < g.count; first += count) {
         count = load_keys(t, &g, first);
-        for (int h = 0; h < g.heads; h++)
-            cpu_add_scaled(t->c, out + h * rank, g.scores + h * m->index_topk + first, g.keys, rank + m->rope_dim, count, rank);
+        kernels->scores(g.q, g.lanes, g.keys, width, count, width, g.scores + (int64_t)first * g.lanes);
+    }
+    kernels->softmax(g.scores, g.lanes, g.count, 1.0f / sqrtf((float)(m->nope_dim + m->rope_dim)));
+    memset(out, 0, (size_t)(g.heads * rank) * sizeof(float));
+    for (int first = 0, count; first < g.count; first += count) {
+        count = load_keys(t, &g, first);
+        cpu_weighted_sum sum = {.p = g.scores + (int64_t)first * g.lanes, .p_vector = g.lanes, .p_head = 1, .heads = g.heads,
+                                .v = g.keys, .v_stride = width, .n = rank, .count = count, .out = out, .out_stride = rank};
+        kernels->weighted_sum(&sum);
     }
 }
 
@@ -189,9 +193,11 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
 {
     cpu_device *c = cpu_of(d);
     const model_config *m = &d->model->config;
-    attention_task t = {c, s, cpu_layer(d, layer), a, layer};
+    attention_task t = {c, s, cpu_layer(d, layer), a, layer, CPU_HEAD_GROUP};
+    if (s->rows * head_groups(m, CPU_HEAD_GROUP) < c->threads)
+        t.group_heads = CPU_HEAD_LANES; /* work for more threads; heads are independent, so that changes no result */
     pool_run(c->workers, m->heads, absorb_head, &t);
-    pool_run(c->workers, s->rows * head_groups(m), attend_group, &t);
+    pool_run(c->workers, s->rows * head_groups(m, t.group_heads), attend_group, &t);
     pool_run(c->workers, m->heads, value_head, &t);
     cpu_linear_job out = {.w = &t.w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
                           .out_stride = (size_t)m->hidden_size, .add = true};

@@ -139,10 +139,12 @@ static size_t scratch_floats(const model_config *m, int max_rows)
     wide = largest(wide, (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1));
     size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
     size_t linear = CPU_COLUMN_BLOCK * largest(cols, (size_t)m->kv_lora_rank);
-    size_t attend = CPU_COLUMN_BLOCK * (size_t)(m->kv_lora_rank + m->rope_dim) + CPU_HEAD_GROUP * (size_t)m->index_topk;
+    size_t entry = (size_t)(m->kv_lora_rank + m->rope_dim), topk = (size_t)m->index_topk, index_dim = (size_t)m->index_dim;
+    size_t attend = (CPU_KEY_BLOCK + CPU_HEAD_GROUP) * entry + CPU_HEAD_GROUP * largest(topk, CPU_KEY_BLOCK);
+    size_t index = CPU_INDEX_ROWS * (index_dim + 1) * (size_t)cpu_head_lanes(m->index_heads) + CPU_KEY_BLOCK * index_dim;
     size_t down = CPU_COLUMN_BLOCK * ((size_t)max_rows + wide);
     size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;
-    return largest(largest(linear, attend), largest(down, largest(route, CPU_COLUMN_BLOCK * (size_t)m->index_dim)));
+    return largest(largest(linear, attend), largest(down, largest(route, largest(index, 2 * topk))));
 }
 
 /* inverse frequencies theta^(-2i/dim), every step rounded to f32 as in the reference. */
@@ -175,6 +177,7 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     const model_config *config = &m->config;
     size_t pairs = (size_t)limits->max_rows * (size_t)config->experts_per_token;
     c->kernels = cpu_kernels_at(0);
+    c->attention = cpu_attention_kernels_at(0);
     c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
     c->max_rows = limits->max_rows;
     c->threads = limits->threads;

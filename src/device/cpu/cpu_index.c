@@ -10,7 +10,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { POSITIONS_PER_TASK = 1024 };
+enum { POSITIONS_PER_TASK = 10 * CPU_KEY_BLOCK };
 static const float INDEX_NORM_EPS = 1e-6f; /* of the indexer's LayerNorm, fixed by the architecture */
 
 typedef struct index_task {
@@ -20,9 +20,15 @@ typedef struct index_task {
     activations *a;
     int layer;
     int first_row;       /* of the group of rows being scored */
-    int chunks;          /* tasks per row */
+    int rows;            /* in the group */
+    int chunks;          /* tasks per CPU_INDEX_ROWS rows */
     size_t score_stride; /* floats of index_scores per row of the group */
 } index_task;
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
 
 static void finish_row(void *context, int row, int worker)
 {
@@ -44,35 +50,70 @@ static void finish_row(void *context, int row, int worker)
         cpu_index_key_store(k, key, cpu_entry(k, t->s, row, t->s->positions[row], k->index_offset[t->layer], k->index_bytes));
 }
 
-/* Scores of one row over one chunk of positions. */
+/* Some rows of one sequence that are scored over one chunk of positions. */
+typedef struct index_rows {
+    int in_group, count; /* first row, counted from the group's */
+    int first, last;     /* positions first .. last-1 */
+    float *keys;         /* [CPU_KEY_BLOCK][index_dim] */
+    float *weights;      /* [CPU_INDEX_ROWS][lanes] */
+    float *panels;       /* [CPU_INDEX_ROWS][index_dim][lanes] */
+} index_rows;
+
+/* The queries as panels, and the weights with the scale: relu(x * scale) * w = relu(x) * (scale * w). */
+static void pack_rows(const index_task *t, const index_rows *r)
+{
+    const model_config *m = &t->c->base.model->config;
+    int lanes = cpu_head_lanes(m->index_heads);
+    float scale = 1.0f / sqrtf((float)m->index_dim);
+    for (int i = 0; i < r->count; i++) {
+        int64_t row = t->first_row + r->in_group + i;
+        const float *weight = t->a->index_weights + row * m->index_heads;
+        for (int h = 0; h < lanes; h++)
+            r->weights[i * lanes + h] = h < m->index_heads ? weight[h] * scale : 0.0f;
+        t->c->attention->pack(t->a->index_q + row * m->index_heads * m->index_dim, m->index_dim, m->index_heads, m->index_dim,
+                              r->panels + (int64_t)i * lanes * m->index_dim);
+    }
+}
+
+static void score_rows(const index_task *t, const index_rows *r)
+{
+    const model_config *m = &t->c->base.model->config;
+    int lanes = cpu_head_lanes(m->index_heads);
+    pack_rows(t, r);
+    for (int j = r->first, block; j < r->last; j += block) {
+        block = smaller(r->last - j, CPU_KEY_BLOCK);
+        cpu_index_keys_load(&t->c->base.layout, t->s, t->first_row + r->in_group, t->layer, j, block, r->keys);
+        for (int i = 0; i < r->count; i++) {
+            int seen = smaller(t->s->positions[t->first_row + r->in_group + i] + 1 - j, block);
+            if (seen > 0)
+                t->c->attention->index_scores(r->panels + (int64_t)i * lanes * m->index_dim, lanes, r->weights + i * lanes, r->keys, seen,
+                                              m->index_dim, t->c->index_scores + (size_t)(r->in_group + i) * t->score_stride + j);
+        }
+    }
+}
+
+/* CPU_INDEX_ROWS rows over one chunk of positions; rows of one sequence share the decoded keys, rows that see no more than
+ * index_topk positions take no part. */
 static void score_chunk(void *context, int index, int worker)
 {
     const index_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    const kv_layout *k = &t->c->base.layout;
-    int in_group = index / t->chunks, row = t->first_row + in_group;
-    int first = index % t->chunks * POSITIONS_PER_TASK, last = t->s->positions[row] + 1;
-    if (last > first + POSITIONS_PER_TASK)
-        last = first + POSITIONS_PER_TASK;
-    if (t->s->positions[row] < m->index_topk)
-        return;
-    const float *q = t->a->index_q + (size_t)row * (size_t)(m->index_heads * m->index_dim);
-    const float *weight = t->a->index_weights + (size_t)row * (size_t)m->index_heads;
-    float *keys = t->c->scratch[worker], scale = 1.0f / sqrtf((float)m->index_dim); /* keys [CPU_COLUMN_BLOCK][index_dim] */
-    float *scores = t->c->index_scores + (size_t)in_group * t->score_stride;
-    cpu_rows heads = {q, (size_t)m->index_dim, NULL, m->index_heads};
-    for (int j = first, keep; j < last; j += keep) {
-        float sum[CPU_COLUMN_BLOCK] = {0}, y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-        keep = last - j < CPU_COLUMN_BLOCK ? last - j : CPU_COLUMN_BLOCK;
-        for (int i = 0; i < keep; i++)
-            cpu_index_key_load(k, cpu_entry(k, t->s, row, j + i, k->index_offset[t->layer], k->index_bytes), keys + i * m->index_dim);
-        for (int h = 0, count; h < m->index_heads; h += count) {
-            count = cpu_dots_group(t->c, keys, keep, m->index_dim, &heads, h, y);
-            for (int n = 0; n < count; n++)
-                for (int i = 0; i < keep; i++)
-                    sum[i] += weight[h + n] * fmaxf(y[n * CPU_COLUMN_BLOCK + i] * scale, 0.0f);
+    int first = index % t->chunks * POSITIONS_PER_TASK, row = index / t->chunks * CPU_INDEX_ROWS;
+    int end = smaller(row + CPU_INDEX_ROWS, t->rows), lanes = cpu_head_lanes(m->index_heads);
+    const int32_t *positions = t->s->positions + t->first_row, *sequences = t->s->sequences + t->first_row;
+    index_rows r = {.first = first, .keys = t->c->scratch[worker]};
+    r.weights = r.keys + CPU_KEY_BLOCK * m->index_dim;
+    r.panels = r.weights + CPU_INDEX_ROWS * lanes;
+    for (; row < end; row += r.count > 0 ? r.count : 1) {
+        r.in_group = row;
+        r.last = 0;
+        for (r.count = 0; row + r.count < end && sequences[row + r.count] == sequences[row]; r.count++) {
+            if (positions[row + r.count] < m->index_topk)
+                break;
+            r.last = smaller(positions[row + r.count] + 1, first + POSITIONS_PER_TASK);
         }
-        memcpy(scores + j, sum, (size_t)keep * sizeof *sum);
+        if (r.last > first)
+            score_rows(t, &r);
     }
 }
 
@@ -88,15 +129,15 @@ static uint32_t order_key(float f)
     return (u & 0x80000000u) ? ~u : u | 0x80000000u;
 }
 
-/* The k-th largest key: its bytes are found from the top, each by one counting pass over the numbers that share the bytes
- * found so far. */
-static uint32_t kth_largest(const float *scores, int n, int k)
+/* The k-th largest order key of scores[list[i]] (list NULL: scores[i]), i < n: its bytes are found from the top, each by one counting pass
+ * over the numbers that share the bytes found so far. */
+static uint32_t kth_largest(const float *scores, const int32_t *list, int n, int k)
 {
     uint32_t prefix = 0, mask = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         int count[256] = {0}, byte = 255;
         for (int i = 0; i < n; i++) {
-            uint32_t key = order_key(scores[i]);
+            uint32_t key = order_key(scores[list ? list[i] : i]);
             if ((key & mask) == prefix)
                 count[(key >> shift) & 255]++;
         }
@@ -108,18 +149,50 @@ static uint32_t kth_largest(const float *scores, int n, int k)
     return prefix;
 }
 
-void cpu_select_largest(const float *scores, int n, int k, int32_t *out)
+/* The k largest among the indices of a list, or among all. */
+static void select_exactly(const float *scores, const int32_t *list, int n, int k, int32_t *out)
 {
-    uint32_t threshold = kth_largest(scores, n, k);
+    uint32_t threshold = kth_largest(scores, list, n, k);
     int above = 0, taken = 0;
     for (int i = 0; i < n; i++)
-        above += order_key(scores[i]) > threshold;
+        above += order_key(scores[list ? list[i] : i]) > threshold;
     int equal_left = k - above;
     for (int i = 0; i < n && taken < k; i++) {
-        uint32_t key = order_key(scores[i]);
+        int index = list ? list[i] : i;
+        uint32_t key = order_key(scores[index]);
         if (key > threshold || (key == threshold && equal_left-- > 0))
-            out[taken++] = i;
+            out[taken++] = index;
     }
+}
+
+void cpu_select_largest(const float *scores, int n, int k, int32_t *out)
+{
+    select_exactly(scores, NULL, n, k, out);
+}
+
+/* Rounding keeps order, so buckets of equal width between the smallest and the largest score are in order too: those from the one that
+ * holds the k-th largest on hold all of the result and little else. Scores that defeat this (not finite, hardly any range, crowded in
+ * one bucket) go to the exact passes as a whole. */
+void cpu_select_many(const cpu_attention_kernels *kernels, const float *scores, int n, int k, int32_t *list, int32_t *out)
+{
+    int32_t counts[CPU_SELECT_BUCKETS] = {0};
+    int bucket = CPU_SELECT_BUCKETS - 1, found = 0;
+    float least, most;
+    bool finite = kernels->range(scores, n, &least, &most);
+    float scale = (CPU_SELECT_BUCKETS - 1) / (most - least);
+    if (!finite || !isfinite(most - least) || !isfinite(scale)) {
+        select_exactly(scores, NULL, n, k, out);
+        return;
+    }
+    kernels->count_buckets(scores, n, least, scale, counts);
+    for (found = counts[bucket]; found < k; found += counts[bucket])
+        bucket--;
+    if (found > 2 * k) {
+        select_exactly(scores, NULL, n, k, out);
+        return;
+    }
+    kernels->pick(scores, n, least, scale, bucket, list);
+    select_exactly(scores, list, found, k, out);
 }
 
 static void select_row(void *context, int in_group, int worker)
@@ -127,15 +200,14 @@ static void select_row(void *context, int in_group, int worker)
     const index_task *t = context;
     int row = t->first_row + in_group, topk = t->c->base.model->config.index_topk;
     int seen = t->s->positions[row] + 1;
-    int32_t *out = t->a->selected + (size_t)row * (size_t)topk;
-    (void)worker;
+    int32_t *out = t->a->selected + (size_t)row * (size_t)topk, *list = (int32_t *)(void *)t->c->scratch[worker];
     if (seen <= topk) {
         for (int i = 0; i < seen; i++)
             out[i] = i;
         t->a->selected_count[row] = seen;
         return;
     }
-    cpu_select_largest(t->c->index_scores + (size_t)in_group * t->score_stride, seen, topk, out);
+    cpu_select_many(t->c->attention, t->c->index_scores + (size_t)in_group * t->score_stride, seen, topk, list, out);
     t->a->selected_count[row] = topk;
 }
 
@@ -164,8 +236,8 @@ void cpu_index_select(device *d, const step *s, int layer, activations *a)
     t.chunks = context > m->index_topk ? (context + POSITIONS_PER_TASK - 1) / POSITIONS_PER_TASK : 0;
     int group = (int)(c->index_score_floats / t.score_stride); /* rows scored together; at least one by construction */
     for (t.first_row = 0; t.first_row < s->rows; t.first_row += group) {
-        int rows = s->rows - t.first_row < group ? s->rows - t.first_row : group;
-        pool_run(c->workers, rows * t.chunks, score_chunk, &t);
-        pool_run(c->workers, rows, select_row, &t);
+        t.rows = smaller(s->rows - t.first_row, group);
+        pool_run(c->workers, (t.rows + CPU_INDEX_ROWS - 1) / CPU_INDEX_ROWS * t.chunks, score_chunk, &t);
+        pool_run(c->workers, t.rows, select_row, &t);
     }
 }

@@ -92,12 +92,24 @@ void cpu_index_key_store(const kv_layout *k, const float *key, uint8_t *entry)
         store_fp8_group(key, k->index_dim, entry, entry + k->index_dim);
 }
 
-void cpu_index_key_load(const kv_layout *k, const uint8_t *entry, float *key)
+/* Index keys that lie side by side in a page. */
+static void load_index_run(const kv_layout *k, const uint8_t *entries, int count, float *out)
 {
-    if (k->dtype == KV_F32)
-        memcpy(key, entry, (size_t)k->index_dim * 4);
-    else if (k->dtype == KV_BF16)
-        load_bf16(entry, k->index_dim, key);
-    else
-        load_fp8_group(entry, entry + k->index_dim, k->index_dim, key);
+    if (k->dtype == KV_F32) {
+        memcpy(out, entries, (size_t)(count * k->index_dim) * 4);
+    } else if (k->dtype == KV_BF16) {
+        load_bf16(entries, count * k->index_dim, out);
+    } else {
+        for (int i = 0; i < count; i++, entries += k->index_bytes)
+            load_fp8_group(entries, entries + k->index_dim, k->index_dim, out + i * k->index_dim);
+    }
+}
+
+void cpu_index_keys_load(const kv_layout *k, const step *s, int row, int layer, int first, int count, float *out)
+{
+    for (int i = 0, run; i < count; i += run) {
+        int in_page = KV_PAGE_TOKENS - (first + i) % KV_PAGE_TOKENS;
+        run = count - i < in_page ? count - i : in_page;
+        load_index_run(k, cpu_entry(k, s, row, first + i, k->index_offset[layer], k->index_bytes), run, out + i * k->index_dim);
+    }
 }
