@@ -39,8 +39,10 @@ static float *random_values(arena *memory, uint64_t seed, size_t count, float sc
 {
     float *v = arena_alloc(memory, count, sizeof *v);
     uint64_t key = random_key(seed, 0);
-    for (size_t i = 0; i < count; i++) /* a sum of three: bell-shaped enough */
-        v[i] = scale * 2.0f * (float)(random_uniform_at(key, 3 * i) + random_uniform_at(key, 3 * i + 1) + random_uniform_at(key, 3 * i + 2) - 1.5);
+    for (size_t i = 0; i < count; i++) { /* a sum of three: bell-shaped enough */
+        double sum = random_uniform_at(key, 3 * i) + random_uniform_at(key, 3 * i + 1) + random_uniform_at(key, 3 * i + 2);
+        v[i] = scale * 2.0f * (float)(sum - 1.5);
+    }
     return v;
 }
 
@@ -107,8 +109,9 @@ static void fill_pages(lab *l)
     l->tables[0] = l->table;
     step s = {.page_tables = l->tables, .pages = l->pages, .sequences = l->sequences};
     for (int i = 0; i < LONGEST; i++) {
-        cpu_latent_store(k, values + random_word(8, (uint64_t)i, 0) % spread, cpu_entry(k, &s, 0, i, k->latent_offset[LAYER], k->latent_bytes));
-        cpu_index_key_store(k, values + random_word(8, (uint64_t)i, 1) % spread, cpu_entry(k, &s, 0, i, k->index_offset[LAYER], k->index_bytes));
+        const float *latent = values + random_word(8, (uint64_t)i, 0) % spread, *key = values + random_word(8, (uint64_t)i, 1) % spread;
+        cpu_latent_store(k, latent, cpu_entry(k, &s, 0, i, k->latent_offset[LAYER], k->latent_bytes));
+        cpu_index_key_store(k, key, cpu_entry(k, &s, 0, i, k->index_offset[LAYER], k->index_bytes));
     }
     arena_free(&scratch);
 }

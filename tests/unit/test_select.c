@@ -81,8 +81,25 @@ static void test_zeros_and_infinities(void **state)
         check(scores, 7, k);
 }
 
+/* NaN is below everything, whichever way the selection goes. */
+static void test_nan(void **state)
+{
+    (void)state;
+    const float scores[] = {1.0f, NAN, -3.0f, NAN, 2.0f, -INFINITY, 0.5f, 0.5f, 0.5f, 0.5f};
+    for (int v = 0; cpu_attention_kernels_at(v); v++) {
+        int32_t list[18], got[9];
+        cpu_select_many(cpu_attention_kernels_at(v), scores, 10, 8, list, got);
+        const int32_t eight[] = {0, 2, 4, 5, 6, 7, 8, 9}, nine[] = {0, 1, 2, 4, 5, 6, 7, 8, 9};
+        assert_memory_equal(got, eight, sizeof eight);
+        cpu_select_many(cpu_attention_kernels_at(v), scores, 10, 9, list, got);
+        assert_memory_equal(got, nine, sizeof nine);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_a_stable_sort), cmocka_unit_test(test_zeros_and_infinities)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_a_stable_sort), cmocka_unit_test(test_zeros_and_infinities), cmocka_unit_test(test_nan),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

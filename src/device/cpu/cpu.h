@@ -14,9 +14,9 @@
 /* Input rows whose results are held together before they go to their places. */
 enum { CPU_ROW_GROUP = 24 };
 
-/* Sizes of the private memory of attention and indexer (cpu_device.c): heads that share one pass over the keys, at most 16; keys decoded
- * at a time, a multiple of the kernels' tiles; rows of a sequence that share decoded index keys. */
-enum { CPU_HEAD_GROUP = 16, CPU_KEY_BLOCK = 48, CPU_INDEX_ROWS = 8 };
+/* Sizes of the private memory of attention and indexer (cpu_device.c): heads that share one pass over the keys; keys decoded at a
+ * time, a multiple of the kernels' tiles, and the blocks of the softmax; rows of a sequence that share decoded index keys. */
+enum { CPU_HEAD_GROUP = CPU_HEAD_TILE, CPU_KEY_BLOCK = 48, CPU_INDEX_ROWS = 8 };
 
 /* One expert (or a dense MLP) and the rows that go through it. */
 typedef struct cpu_expert_job {

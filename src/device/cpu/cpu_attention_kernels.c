@@ -59,18 +59,20 @@ static float exponential(float x)
     return series * power;
 }
 
-static void generic_softmax(float *y, int lanes, int count, float scale)
+static void generic_softmax_block(float *y, int lanes, int count, float scale, cpu_softmax *state)
 {
     for (int h = 0; h < lanes; h++) {
-        float largest = y[h], sum = 0.0f;
-        for (int64_t j = 1; j < count; j++)
+        float largest = y[h];
+        for (int j = 1; j < count; j++)
             largest = y[j * lanes + h] > largest ? y[j * lanes + h] : largest;
         largest *= scale;
-        for (int64_t j = 0; j < count; j++)
+        largest = state->largest[h] > largest ? state->largest[h] : largest;
+        state->factor[h] = exponential(state->largest[h] - largest);
+        state->largest[h] = largest;
+        float sum = state->sum[h] * state->factor[h];
+        for (int j = 0; j < count; j++)
             sum += y[j * lanes + h] = exponential(fmaf(y[j * lanes + h], scale, -largest));
-        float factor = 1.0f / sum;
-        for (int64_t j = 0; j < count; j++)
-            y[j * lanes + h] *= factor;
+        state->sum[h] = sum;
     }
 }
 
@@ -130,7 +132,7 @@ static void generic_pick(const float *x, int n, float least, float scale, int fi
 }
 
 const cpu_attention_kernels cpu_attention_kernels_generic = {
-    "generic", generic_pack, generic_scores, generic_softmax, generic_weighted_sum, generic_index_scores,
+    "generic", generic_pack, generic_scores, generic_softmax_block, generic_weighted_sum, generic_index_scores,
     generic_range, generic_count_buckets, generic_pick,
 };
 

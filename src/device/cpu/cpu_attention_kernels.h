@@ -14,6 +14,7 @@
 
 enum {
     CPU_HEAD_LANES = 8,       /* panels are multiples of this */
+    CPU_HEAD_TILE = 16,       /* most lanes of `scores` and `softmax_block` */
     CPU_SCORE_BLOCK = 128,    /* values of one chain in `scores` */
     CPU_SELECT_BUCKETS = 2048 /* of `count_buckets` */
 };
@@ -22,6 +23,13 @@ static inline int cpu_head_lanes(int heads)
 {
     return (heads + CPU_HEAD_LANES - 1) / CPU_HEAD_LANES * CPU_HEAD_LANES;
 }
+
+/* A softmax taken block by block, so that a key is needed once. A block's y[j][h] becomes e^(y[j][h] * scale - largest[h]), where largest is
+ * that of this and all earlier blocks; factor[h] is what earlier results must be multiplied by when it has grown, and the sum has been
+ * already: sum = sum * factor, then + y[0], + y[1] ... Begin with largest -INFINITY and sum 0; divide by the sum at the end. */
+typedef struct cpu_softmax {
+    float largest[CPU_HEAD_TILE], sum[CPU_HEAD_TILE], factor[CPU_HEAD_TILE];
+} cpu_softmax;
 
 /* out[h][k] = ((out[h][k] + p[0][h] * v[0][k]) + p[1][h] * v[1][k]) + ..., each step fused, for h < heads and k < n. */
 typedef struct cpu_weighted_sum {
@@ -42,9 +50,9 @@ typedef struct cpu_attention_kernels {
     /* y[j][h] = (b0 + b1) + b2 ..., where b are the sums of q[d][h] * keys[j][d] over blocks of CPU_SCORE_BLOCK values of d, each a chain
      * from zero; j < count, keys are key_stride apart, lanes is 8 or 16. */
     void (*scores)(const float *q, int lanes, const float *keys, int64_t key_stride, int count, int64_t n, float *y);
-    /* y[j][h] = e^(y[j][h] * scale - m) / s with m the largest y * scale of head h and s the sum over ascending j. The exponential is
-     * written in cpu_attention_kernels.c; it is within 2 ulp and gives 0 below e^-87. */
-    void (*softmax)(float *y, int lanes, int count, float scale);
+    /* One block of a softmax over many: see cpu_softmax. The exponential is written in cpu_attention_kernels.c; it is within 2 ulp and
+     * gives 0 below e^-87. */
+    void (*softmax_block)(float *y, int lanes, int count, float scale, cpu_softmax *state);
     void (*weighted_sum)(const cpu_weighted_sum *t);
     /* out[j] = sum over h of weights[h] * max(0, q[.][h] . keys[j]). The products are one chain; the heads go to lane h % 8, and the lanes
      * fold, 4 onto 0, then 2, 1. Any number of lanes, keys lie without gaps. */

@@ -138,21 +138,22 @@ TILE __m256 exponential(__m256 x)
     return _mm256_andnot_ps(below, _mm256_mul_ps(series, _mm256_castsi256_ps(power)));
 }
 
-UNCHECKED_LOOP static void avx2_softmax(float *y, int lanes, int count, float scale)
+UNCHECKED_LOOP static void avx2_softmax_block(float *y, int lanes, int count, float scale, cpu_softmax *state)
 {
     for (int h = 0; h < lanes; h += WIDTH) {
-        __m256 largest = _mm256_loadu_ps(y + h), sum = _mm256_setzero_ps(), by = _mm256_set1_ps(scale);
-        for (int64_t j = 1; j < count; j++)
+        __m256 largest = _mm256_loadu_ps(y + h), before = _mm256_loadu_ps(state->largest + h), by = _mm256_set1_ps(scale);
+        for (int j = 1; j < count; j++)
             largest = _mm256_max_ps(_mm256_loadu_ps(y + j * lanes + h), largest);
-        largest = _mm256_mul_ps(largest, by);
-        for (int64_t j = 0; j < count; j++) {
+        largest = _mm256_max_ps(before, _mm256_mul_ps(largest, by));
+        __m256 factor = exponential(_mm256_sub_ps(before, largest)), sum = _mm256_mul_ps(_mm256_loadu_ps(state->sum + h), factor);
+        for (int j = 0; j < count; j++) {
             __m256 e = exponential(_mm256_fmsub_ps(_mm256_loadu_ps(y + j * lanes + h), by, largest));
             _mm256_storeu_ps(y + j * lanes + h, e);
             sum = _mm256_add_ps(sum, e);
         }
-        __m256 factor = _mm256_div_ps(_mm256_set1_ps(1.0f), sum);
-        for (int64_t j = 0; j < count; j++)
-            _mm256_storeu_ps(y + j * lanes + h, _mm256_mul_ps(_mm256_loadu_ps(y + j * lanes + h), factor));
+        _mm256_storeu_ps(state->largest + h, largest);
+        _mm256_storeu_ps(state->factor + h, factor);
+        _mm256_storeu_ps(state->sum + h, sum);
     }
 }
 
@@ -313,7 +314,7 @@ UNCHECKED_LOOP static void avx2_pick(const float *x, int n, float least, float s
 }
 
 const cpu_attention_kernels cpu_attention_kernels_avx2 = {
-    "avx2", avx2_pack, avx2_scores, avx2_softmax, avx2_weighted_sum, avx2_index_scores, avx2_range, avx2_count_buckets, avx2_pick,
+    "avx2", avx2_pack, avx2_scores, avx2_softmax_block, avx2_weighted_sum, avx2_index_scores, avx2_range, avx2_count_buckets, avx2_pick,
 };
 
 #if defined(__clang__)

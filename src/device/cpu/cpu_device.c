@@ -140,7 +140,7 @@ static size_t scratch_floats(const model_config *m, int max_rows)
     size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
     size_t linear = CPU_COLUMN_BLOCK * largest(cols, (size_t)m->kv_lora_rank);
     size_t entry = (size_t)(m->kv_lora_rank + m->rope_dim), topk = (size_t)m->index_topk, index_dim = (size_t)m->index_dim;
-    size_t attend = (CPU_KEY_BLOCK + CPU_HEAD_GROUP) * entry + CPU_HEAD_GROUP * largest(topk, CPU_KEY_BLOCK);
+    size_t attend = (CPU_KEY_BLOCK + CPU_HEAD_GROUP) * entry + CPU_HEAD_GROUP * CPU_KEY_BLOCK;
     size_t index = CPU_INDEX_ROWS * (index_dim + 1) * (size_t)cpu_head_lanes(m->index_heads) + CPU_KEY_BLOCK * index_dim;
     size_t down = CPU_COLUMN_BLOCK * ((size_t)max_rows + wide);
     size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;

@@ -1,0 +1,265 @@
+/* Every variant of the attention kernels gives the bits of the generic one, and that one those of slow code written here from the
+ * definitions: odd sizes, any alignment, all numbers of heads and keys. The whole model gives the same logits with each of them. */
+#include "golden.h"
+
+#include <float.h>
+
+#include "base/random.h"
+#include "device/cpu/cpu.h"
+
+#define NANO SOURCE_DIR "/models/nano"
+
+enum { ROUNDS = 300, MOST_KEYS = 30, LONGEST = 300, MOST_HEADS = 40 };
+
+static uint64_t word(uint64_t a, uint64_t b)
+{
+    return random_word(21, a, b);
+}
+
+static float value_at(uint64_t a, uint64_t b)
+{
+    uint64_t w = word(a, b);
+    float sign = w & 1 ? -1.0f : 1.0f, unit = (float)(w >> 40) * 0x1p-24f;
+    switch (w >> 1 & 15) {
+    case 0: return sign * 0.0f;
+    case 1: return sign * unit * 0x1p-120f;
+    case 2: return sign * unit * 0x1p10f;
+    default: return sign * unit;
+    }
+}
+
+/* Memory of its own for each use, so that a sanitizer sees every access behind its end. */
+static float *values_of(uint64_t seed, size_t count)
+{
+    float *v = mem_alloc(count + 1, sizeof *v);
+    for (size_t i = 0; i < count; i++)
+        v[i] = value_at(seed, i);
+    return v;
+}
+
+static float *panel_of(const float *x, int64_t stride, int heads, int64_t n)
+{
+    int lanes = (heads + 7) / 8 * 8;
+    float *panel = mem_alloc((size_t)(n * lanes) + 1, sizeof *panel);
+    for (int64_t i = 0; i < n; i++)
+        for (int h = 0; h < heads; h++)
+            panel[i * lanes + h] = x[h * stride + i];
+    return panel;
+}
+
+static void test_pack(void **state)
+{
+    (void)state;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int64_t n = (int64_t)(word(round, 0) % 70), stride = n + (int64_t)(word(round, 1) % 5);
+        int heads = 1 + (int)(word(round, 2) % MOST_HEADS), lanes = cpu_head_lanes(heads);
+        float *x = values_of(round, (size_t)(stride * heads)), *expected = panel_of(x, stride, heads, n);
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            float *got = values_of(round + 1, (size_t)(n * lanes));
+            cpu_attention_kernels_at(v)->pack(x, stride, heads, n, got);
+            assert_memory_equal(got, expected, (size_t)(n * lanes) * sizeof(float));
+            free(got);
+        }
+        free(x);
+        free(expected);
+    }
+}
+
+static float slow_chain(const float *a, const float *b, int64_t n)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum = fmaf(a[i], b[i], sum);
+    return sum;
+}
+
+static float slow_score(const float *a, const float *b, int64_t n)
+{
+    volatile float sum = 0;
+    for (int64_t first = 0; first < n; first += 128) {
+        float block = slow_chain(a + first, b + first, n - first < 128 ? n - first : 128);
+        sum = first == 0 ? block : sum + block;
+    }
+    return sum;
+}
+
+static void test_scores(void **state)
+{
+    (void)state;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int64_t n = 1 + (int64_t)(word(round, 3) % LONGEST), stride = n + (int64_t)(word(round, 4) % 5);
+        int heads = 1 + (int)(word(round, 5) % CPU_HEAD_TILE), lanes = cpu_head_lanes(heads), count = (int)(word(round, 6) % MOST_KEYS);
+        float *q = values_of(2 * round, (size_t)(n * heads)), *panel = panel_of(q, n, heads, n);
+        float *keys = values_of(2 * round + 1, (size_t)(stride * count));
+        float *got = mem_alloc((size_t)(count * lanes) + 1, sizeof *got);
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            memset(got, 0xFF, (size_t)(count * lanes) * sizeof *got);
+            cpu_attention_kernels_at(v)->scores(panel, lanes, keys, stride, count, n, got);
+            for (int j = 0; j < count; j++)
+                for (int h = 0; h < heads; h++)
+                    if (got[j * lanes + h] != slow_score(q + h * n, keys + j * stride, n))
+                        fail_msg("%s: key %d of %d, head %d of %d, %lld values: %a, expected %a", cpu_attention_kernels_at(v)->name, j, count,
+                                 h, heads, (long long)n, (double)got[j * lanes + h], (double)slow_score(q + h * n, keys + j * stride, n));
+        }
+        free(q);
+        free(panel);
+        free(keys);
+        free(got);
+    }
+}
+
+/* Several blocks, with each variant and by the plain formula in doubles: the same bits, and close. */
+static void test_softmax(void **state)
+{
+    (void)state;
+    enum { LANES = 16, COUNT = 100 };
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int block = 1 + (int)(word(round, 7) % 48), lanes = round % 2 ? 8 : 16;
+        float scores[COUNT * LANES], spread = (float)(1 + word(round, 8) % 60), sums[2][LANES], first[COUNT * LANES];
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            cpu_softmax s = {0};
+            for (int h = 0; h < LANES; h++)
+                s.largest[h] = -INFINITY;
+            for (int i = 0; i < COUNT * lanes; i++)
+                scores[i] = spread * value_at(round, (uint64_t)i);
+            for (int j = 0; j < COUNT; j += block) {
+                cpu_attention_kernels_at(v)->softmax_block(scores + j * lanes, lanes, COUNT - j < block ? COUNT - j : block, 0.125f, &s);
+                for (int i = 0; i < j * lanes; i++)
+                    scores[i] *= s.factor[i % lanes];
+            }
+            memcpy(sums[v > 0], s.sum, sizeof s.sum);
+            if (v == 0)
+                memcpy(first, scores, sizeof scores);
+            assert_memory_equal(first, scores, (size_t)(COUNT * lanes) * sizeof(float));
+            assert_memory_equal(sums[0], sums[v > 0], (size_t)lanes * sizeof(float));
+        }
+        for (int h = 0; h < lanes; h++) {
+            double largest = -INFINITY, sum = 0;
+            for (uint64_t j = 0; j < COUNT; j++)
+                largest = fmax(largest, 0.125 * (double)(spread * value_at(round, j * (uint64_t)lanes + (uint64_t)h)));
+            for (uint64_t j = 0; j < COUNT; j++)
+                sum += exp(0.125 * (double)(spread * value_at(round, j * (uint64_t)lanes + (uint64_t)h)) - largest);
+            assert_true(fabs((double)sums[0][h] - sum) < 1e-5 * sum);
+        }
+    }
+}
+
+/* The exponential through a softmax of two scores, 0 and x. */
+static void test_exponential(void **state)
+{
+    (void)state;
+    for (int v = 0; cpu_attention_kernels_at(v); v++) {
+        for (int i = 0; i < 20000; i++) {
+            float y[2 * CPU_HEAD_LANES] = {0}, x = -(float)i * 0.0047f;
+            cpu_softmax s = {0};
+            y[CPU_HEAD_LANES] = x;
+            cpu_attention_kernels_at(v)->softmax_block(y, CPU_HEAD_LANES, 2, 1.0f, &s);
+            double expected = x < -87.0f ? 0 : exp((double)x);
+            if (fabs((double)y[CPU_HEAD_LANES] - expected) > 2 * (double)FLT_EPSILON * expected)
+                fail_msg("%s: e^%a is %a, expected %a", cpu_attention_kernels_at(v)->name, (double)x, (double)y[CPU_HEAD_LANES], expected);
+        }
+        float y[2 * CPU_HEAD_LANES] = {0};
+        cpu_softmax s = {0};
+        y[CPU_HEAD_LANES] = NAN; /* must not disappear */
+        cpu_attention_kernels_at(v)->softmax_block(y, CPU_HEAD_LANES, 2, 1.0f, &s);
+        assert_true(isnan(s.sum[0]));
+    }
+}
+
+static void test_weighted_sum(void **state)
+{
+    (void)state;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int heads = 1 + (int)(word(round, 9) % 17), count = (int)(word(round, 10) % MOST_KEYS);
+        int64_t n = (int64_t)(word(round, 11) % 150), stride = n + (int64_t)(word(round, 12) % 5), out_stride = n + (int64_t)(round % 3);
+        float *p = values_of(3 * round, (size_t)(count * heads)), *x = values_of(3 * round + 1, (size_t)(stride * count));
+        float *expected = values_of(3 * round + 2, (size_t)(out_stride * heads));
+        for (int h = 0; h < heads; h++)
+            for (int64_t k = 0; k < n; k++)
+                for (int j = 0; j < count; j++)
+                    expected[h * out_stride + k] = fmaf(p[j * heads + h], x[j * stride + k], expected[h * out_stride + k]);
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            float *got = values_of(3 * round + 2, (size_t)(out_stride * heads));
+            cpu_weighted_sum t = {.p = p, .p_vector = heads, .p_head = 1, .heads = heads, .v = x, .v_stride = stride, .n = n, .count = count,
+                                  .out = got, .out_stride = out_stride};
+            cpu_attention_kernels_at(v)->weighted_sum(&t);
+            assert_memory_equal(got, expected, (size_t)(out_stride * heads) * sizeof(float));
+            free(got);
+        }
+        free(p);
+        free(x);
+        free(expected);
+    }
+}
+
+static float slow_index_score(const float *q, const float *weights, int heads, const float *key, int64_t n)
+{
+    float lane[8] = {0};
+    for (int h = 0; h < heads; h++) {
+        float dot = slow_chain(q + h * n, key, n);
+        lane[h % 8] = fmaf(weights[h], dot > 0 ? dot : 0, lane[h % 8]);
+    }
+    for (int i = 0; i < 4; i++)
+        lane[i] += lane[i + 4];
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+static void test_index_scores(void **state)
+{
+    (void)state;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int64_t n = 1 + (int64_t)(word(round, 13) % 150);
+        int heads = 1 + (int)(word(round, 14) % MOST_HEADS), lanes = cpu_head_lanes(heads), count = (int)(word(round, 15) % MOST_KEYS);
+        float *q = values_of(2 * round, (size_t)(n * heads)), *panel = panel_of(q, n, heads, n);
+        float *keys = values_of(2 * round + 1, (size_t)(n * count)), weights[MOST_HEADS] = {0}, got[MOST_KEYS + 1];
+        for (int h = 0; h < heads; h++)
+            weights[h] = value_at(round, 1000 + (uint64_t)h);
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            got[count] = 77.0f;
+            cpu_attention_kernels_at(v)->index_scores(panel, lanes, weights, keys, count, n, got);
+            for (int j = 0; j < count; j++)
+                if (got[j] != slow_index_score(q, weights, heads, keys + j * n, n))
+                    fail_msg("%s: key %d of %d, %d heads, %lld values", cpu_attention_kernels_at(v)->name, j, count, heads, (long long)n);
+            assert_true(got[count] == 77.0f);
+        }
+        free(q);
+        free(panel);
+        free(keys);
+    }
+}
+
+/* Logits of a prompt longer than index_topk, in the variant that was chosen and in all others, in chunks and row by row at the end, with
+ * each type of cache. */
+static void test_model(void **state)
+{
+    (void)state;
+    enum { COUNT = 300 };
+    int32_t ids[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        ids[i] = (int32_t)(word(16, (uint64_t)i) % 4000);
+    for (kv_dtype kv = 0; kv < KV_DTYPE_COUNT; kv++) {
+        rig r = rig_open(NANO, kv, 2, 512);
+        size_t bytes = COUNT * (size_t)r.model->config.vocab_size * sizeof(float);
+        cpu_device *c = cpu_of(r.device);
+        assert_ptr_equal(c->attention, cpu_attention_kernels_at(0));
+        float *chosen = rig_all_logits(&r, ids, COUNT, 100);
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            c->attention = cpu_attention_kernels_at(v);
+            float *other = rig_all_logits(&r, ids, COUNT, v == 0 ? 1 : 77);
+            assert_memory_equal(chosen, other, bytes);
+            free(other);
+        }
+        free(chosen);
+        rig_close(&r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pack),        cmocka_unit_test(test_scores),       cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_exponential), cmocka_unit_test(test_weighted_sum), cmocka_unit_test(test_index_scores),
+        cmocka_unit_test(test_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
