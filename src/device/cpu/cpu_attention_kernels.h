@@ -24,9 +24,10 @@ static inline int cpu_head_lanes(int heads)
     return (heads + CPU_HEAD_LANES - 1) / CPU_HEAD_LANES * CPU_HEAD_LANES;
 }
 
-/* A softmax taken block by block, so that a key is needed once. A block's y[j][h] becomes e^(y[j][h] * scale - largest[h]), where largest is
- * that of this and all earlier blocks; factor[h] is what earlier results must be multiplied by when it has grown, and the sum has been
- * already: sum = sum * factor, then + y[0], + y[1] ... Begin with largest -INFINITY and sum 0; divide by the sum at the end. */
+/* A softmax taken block by block, so that a key is needed once. A block's y[j][h] becomes e^(y[j][h] * scale - largest[h]), where
+ * largest is that of this and all earlier blocks; factor[h] is what earlier results must be multiplied by (1 unless the largest has
+ * grown). The sum has been already: sum = sum * factor, then + y[0], + y[1] ... Begin with largest -INFINITY and sum 0; divide by
+ * the sum at the end. */
 typedef struct cpu_softmax {
     float largest[CPU_HEAD_TILE], sum[CPU_HEAD_TILE], factor[CPU_HEAD_TILE];
 } cpu_softmax;
