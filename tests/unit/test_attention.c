@@ -263,14 +263,14 @@ static void lab_weights(lab *l)
     l->model.layers = w;
 }
 
-/* Rows 0 .. 5 end one sequence, rows 6 .. 10 another; the second begins below index_topk. */
+/* Rows 0 .. 3 belong to a sequence that just begins to need a selection, rows 4 .. 10 end another. */
 static void lab_open(lab *l, kv_dtype kv)
 {
     error err = {0};
     l->model.config = (model_config){
         .vocab_size = 16, .hidden_size = 48, .layers = 1, .heads = 20, .q_lora_rank = 24, .kv_lora_rank = 140, .nope_dim = 50,
-        .rope_dim = 12, .v_dim = 10, .dense_intermediate = 16, .expert_intermediate = 16, .experts = 4, .experts_per_token = 2, .rope_theta = 1e4,
-        .max_positions = CONTEXT, .index_heads = 21, .index_dim = 36, .index_topk = 70, .full_index = {true},
+        .rope_dim = 12, .v_dim = 10, .dense_intermediate = 16, .expert_intermediate = 16, .experts = 4, .experts_per_token = 2,
+        .rope_theta = 1e4, .max_positions = CONTEXT, .index_heads = 21, .index_dim = 36, .index_topk = 70, .full_index = {true},
     };
     lab_weights(l);
     device_limits limits = {.kv = kv, .threads = 2, .max_rows = ROWS, .max_context = CONTEXT};
@@ -287,8 +287,8 @@ static void lab_open(lab *l, kv_dtype kv)
     l->table_list[0] = l->tables[0];
     l->table_list[1] = l->tables[1];
     for (int i = 0; i < ROWS; i++) {
-        l->positions[i] = i < 6 ? CONTEXT - 6 + i : 67 + i - 6;
-        l->sequences[i] = i < 6 ? 1 : 0;
+        l->positions[i] = i < 4 ? 68 + i : CONTEXT - ROWS + i;
+        l->sequences[i] = i < 4 ? 1 : 0;
     }
 }
 
@@ -301,7 +301,7 @@ static step lab_step(lab *l, int first, int rows)
 static void lab_fill(lab *l)
 {
     const kv_layout *k = &l->device->layout;
-    step s = lab_step(l, 5, 2); /* a row of each sequence */
+    step s = lab_step(l, 3, 2); /* a row of each sequence */
     float values[160];
     for (int i = 0; i < 2 * CONTEXT; i++) {
         for (int j = 0; j < 160; j++)
@@ -368,6 +368,21 @@ static void slow_attend(lab *l, int row, int head, double *out)
         out[d] /= sum;
 }
 
+/* Many index keys at once, over the ends of pages, against one at a time. */
+static void check_index_keys(lab *l)
+{
+    enum { COUNT = 150, FIRST = 50 };
+    const kv_layout *k = &l->device->layout;
+    step s = lab_step(l, ROWS - 1, 1);
+    float many[COUNT * 36], one[36];
+    assert_int_equal(k->index_dim, 36);
+    cpu_index_keys_load(k, &s, 0, 0, FIRST, COUNT, many);
+    for (int i = 0; i < COUNT; i++) {
+        cpu_index_keys_load(k, &s, 0, 0, FIRST + i, 1, one);
+        assert_memory_equal(one, many + i * 36, sizeof one);
+    }
+}
+
 /* A batch against its rows one by one, which split the heads otherwise, with every variant and type of cache: the same bits; and against
  * slow_attend. */
 static void test_rows_alone(void **state)
@@ -377,6 +392,7 @@ static void test_rows_alone(void **state)
         lab l = {0};
         lab_open(&l, kv);
         lab_fill(&l);
+        check_index_keys(&l);
         const model_config *c = &l.model.config;
         size_t topk = (size_t)c->index_topk, latents = (size_t)(c->heads * c->kv_lora_rank);
         activations *a = lab_run(&l, 0, ROWS);
