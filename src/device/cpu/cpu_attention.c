@@ -63,6 +63,7 @@ static void absorb_head(void *context, int head, int worker)
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
     size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, qk_dim = (size_t)(m->nope_dim + m->rope_dim);
+    const cpu_kernels *k = cpu_attention_kernels(t->c, dispatch_absorb, t->w, t->s->rows);
     float *keys = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
     int64_t first = (int64_t)head * (m->nope_dim + m->v_dim), end = first + m->nope_dim;
     for (int row = 0; row < t->s->rows; row++)
@@ -71,7 +72,7 @@ static void absorb_head(void *context, int head, int worker)
         count = cpu_decode_block(&t->w->kv_b, first + i, end, keys);
         for (int row = 0; row < t->s->rows; row++) {
             size_t at = (size_t)row * heads + (size_t)head;
-            cpu_add_scaled(t->c, t->a->q_absorbed + at * rank, t->a->q + at * qk_dim + i, keys, m->kv_lora_rank, count, m->kv_lora_rank);
+            cpu_add_scaled(k, t->a->q_absorbed + at * rank, t->a->q + at * qk_dim + i, keys, m->kv_lora_rank, count, m->kv_lora_rank);
         }
     }
 }
@@ -129,6 +130,7 @@ static void score_keys(const attention_task *t, const attention_group *g)
 {
     const model_config *m = &t->c->base.model->config;
     int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, stride = rank + m->rope_dim;
+    const cpu_kernels *k = cpu_attention_kernels(t->c, dispatch_attend, t->w, t->s->rows);
     const float *absorbed[CPU_HEAD_GROUP], *q_rope[CPU_HEAD_GROUP];
     float y[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], z[CPU_HEAD_GROUP * CPU_COLUMN_BLOCK], scale = 1.0f / sqrtf((float)qk_dim);
     for (int h = 0; h < g->heads; h++) {
@@ -138,8 +140,8 @@ static void score_keys(const attention_task *t, const attention_group *g)
     }
     for (int first = 0, count; first < g->count; first += count) {
         count = load_keys(t, g, first);
-        cpu_dots(t->c, g->keys, stride, count, absorbed, g->heads, rank, y);
-        cpu_dots(t->c, g->keys + rank, stride, count, q_rope, g->heads, m->rope_dim, z);
+        cpu_dots(k, g->keys, stride, count, absorbed, g->heads, rank, y);
+        cpu_dots(k, g->keys + rank, stride, count, q_rope, g->heads, m->rope_dim, z);
         for (int h = 0; h < g->heads; h++)
             for (int j = 0; j < count; j++)
                 g->scores[h * m->index_topk + first + j] = (y[h * CPU_COLUMN_BLOCK + j] + z[h * CPU_COLUMN_BLOCK + j]) * scale;
@@ -152,6 +154,7 @@ static void attend_group(void *context, int index, int worker)
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
     int64_t rank = m->kv_lora_rank;
+    const cpu_kernels *k = cpu_attention_kernels(t->c, dispatch_attend, t->w, t->s->rows);
     attention_group g = group_at(t, index, worker);
     float *out = t->a->attended_latent + ((int64_t)g.row * m->heads + g.first_head) * rank; /* [heads][rank] */
     score_keys(t, &g);
@@ -161,7 +164,7 @@ static void attend_group(void *context, int index, int worker)
     for (int first = 0, count; first < g.count; first += count) {
         count = load_keys(t, &g, first);
         for (int h = 0; h < g.heads; h++)
-            cpu_add_scaled(t->c, out + h * rank, g.scores + h * m->index_topk + first, g.keys, rank + m->rope_dim, count, rank);
+            cpu_add_scaled(k, out + h * rank, g.scores + h * m->index_topk + first, g.keys, rank + m->rope_dim, count, rank);
     }
 }
 
@@ -173,11 +176,12 @@ static void value_head(void *context, int head, int worker)
     int64_t first = (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim, rank = m->kv_lora_rank;
     float *values = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
     float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
+    const cpu_kernels *k = cpu_attention_kernels(t->c, dispatch_value, t->w, t->s->rows);
     cpu_rows latents = head_rows(t, t->a->attended_latent, head, (size_t)rank);
     for (int v = 0, columns; v < m->v_dim; v += columns) {
         columns = cpu_decode_block(&t->w->kv_b, first + v, first + m->v_dim, values);
         for (int row = 0, count; row < t->s->rows; row += count) {
-            count = cpu_dots_group(t->c, values, columns, rank, &latents, row, y);
+            count = cpu_dots_group(k, values, columns, rank, &latents, row, y);
             for (int i = 0; i < count; i++)
                 memcpy(t->a->attended + ((int64_t)(row + i) * m->heads + head) * m->v_dim + v, y + i * CPU_COLUMN_BLOCK,
                        (size_t)columns * sizeof(float));

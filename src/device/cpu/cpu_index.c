@@ -60,6 +60,7 @@ static void score_chunk(void *context, int index, int worker)
     const float *weight = t->a->index_weights + (size_t)row * (size_t)m->index_heads;
     float *keys = t->c->scratch[worker], scale = 1.0f / sqrtf((float)m->index_dim); /* keys [CPU_COLUMN_BLOCK][index_dim] */
     float *scores = t->c->index_scores + (size_t)in_group * t->score_stride;
+    const cpu_kernels *kernels = cpu_attention_kernels(t->c, dispatch_index, t->w, t->s->rows);
     cpu_rows heads = {q, (size_t)m->index_dim, NULL, m->index_heads};
     for (int j = first, keep; j < last; j += keep) {
         float sum[CPU_COLUMN_BLOCK] = {0}, y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
@@ -67,7 +68,7 @@ static void score_chunk(void *context, int index, int worker)
         for (int i = 0; i < keep; i++)
             cpu_index_key_load(k, cpu_entry(k, t->s, row, j + i, k->index_offset[t->layer], k->index_bytes), keys + i * m->index_dim);
         for (int h = 0, count; h < m->index_heads; h += count) {
-            count = cpu_dots_group(t->c, keys, keep, m->index_dim, &heads, h, y);
+            count = cpu_dots_group(kernels, keys, keep, m->index_dim, &heads, h, y);
             for (int n = 0; n < count; n++)
                 for (int i = 0; i < keep; i++)
                     sum[i] += weight[h + n] * fmaxf(y[n * CPU_COLUMN_BLOCK + i] * scale, 0.0f);
