@@ -213,8 +213,9 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
 {
     engine_facts f = engine_describe(j->engine);
     const model *m = j->runner.model;
-    text formats = {0};
+    text formats = {0}, dispatch = {0};
     print_formats(m, &formats);
+    dispatch_summary(&j->runner.device->dispatch, &dispatch);
     int port = http_server_port(j->server->http);
     bool wide = strcmp(v->host, "0.0.0.0") == 0 || strcmp(v->host, "::") == 0;
     log_info("drawbridge %s", DRAWBRIDGE_VERSION);
@@ -223,6 +224,7 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
              chat_format_name(j->text.format));
     log_info("  weights  %s", formats.data);
     log_info("  device   %s", j->runner.device->description);
+    log_info("  dispatch %s", dispatch.data);
     log_info("  cache    %lld tokens in pages of %d (%s, %.0f MB), context %d, up to %d running and %d waiting", (long long)f.kv_tokens,
              KV_PAGE_TOKENS, kv_dtype_name(j->runner.device->layout.dtype),
              (double)f.kv_tokens / KV_PAGE_TOKENS * (double)f.page_bytes / 1e6, f.max_context, f.max_running, f.max_waiting);
@@ -238,6 +240,7 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
     log_info("  curl http://localhost:%d/v1/chat/completions %s-d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is 2 + 3?\"}]}'",
              port, v->keys ? "-H \"Authorization: Bearer $KEY\" " : "");
     text_free(&formats);
+    text_free(&dispatch);
 }
 
 static bool serve(const serve_values *v, serve_job *j, error *err)
