@@ -29,8 +29,8 @@ static bool refuse_untuned(const dispatch_table *t, error *err)
     text shapes = {0};
     int count = untuned_shapes(t, &shapes);
     if (count)
-        error_set(err, ERROR_DEVICE, "--require-tuned: %d of %d shapes have no tuned kernel for %s: %s; run drawbridge tune on this machine",
-                  count, t->count, t->device_name, shapes.data);
+        error_set(err, ERROR_DEVICE, "--require-tuned: %d of %d shapes have no tuned kernel for %s: %s; run drawbridge tune on this "
+                  "machine", count, t->count, t->device_name, shapes.data);
     text_free(&shapes);
     return count == 0;
 }
@@ -80,7 +80,8 @@ void dispatch_report_print(const dispatch_table *t, FILE *out)
     text summary = {0};
     dispatch_summary(t, &summary);
     fprintf(out, "device  %s\ntable   %s\n\n", t->device_name, t->tuned_path[0] ? t->tuned_path : "none");
-    fprintf(out, "%-9s %-12s %8s %8s %5s %6s  %-20s %-10s %10s\n", "operation", "format", "n", "k", "rows", "uses", "variant", "source", "us");
+    fprintf(out, "%-9s %-12s %8s %8s %5s %6s  %-20s %-10s %10s\n", "operation", "format", "n", "k", "rows", "uses", "variant", "source",
+            "us");
     for (int i = 0; i < t->count; i++) {
         const dispatch_row *r = &t->rows[i];
         fprintf(out, "%-9s %-12s %8d %8d %5s %6d  %-20s %s", r->key.operation, r->key.format, r->key.n, r->key.k,
@@ -109,6 +110,6 @@ json_t *dispatch_report_json(const dispatch_table *t)
     for (int i = 0; i < t->count; i++)
         json_array_append_new(rows, row_json(&t->rows[i]));
     return json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:o}", "device", t->device_name, "table",
-                     t->tuned_path[0] ? t->tuned_path : NULL, "forced", t->forced[0] ? t->forced : NULL, "shapes", c.shapes, "tuned", c.tuned,
-                     "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "rows", rows);
+                     t->tuned_path[0] ? t->tuned_path : NULL, "forced", t->forced[0] ? t->forced : NULL, "shapes", c.shapes, "tuned",
+                     c.tuned, "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "rows", rows);
 }

@@ -56,11 +56,11 @@ static bool show_dispatch(const inspect_values *v, const char *directory, error 
 {
     model *m = model_open(directory, err);
     device *d = m ? runner_create_device(&v->runner, m, m->config.max_positions, runner_chunk(&v->runner), err) : NULL;
-    bool ok = d && dispatch_report_check(&d->dispatch, v->runner.tuned != NULL, false, err);
+    bool ok = d && dispatch_report_check(d->dispatch, v->runner.tuned != NULL, false, err);
     if (ok && v->json)
-        output_json(dispatch_report_json(&d->dispatch));
+        output_json(dispatch_report_json(d->dispatch));
     else if (ok)
-        dispatch_report_print(&d->dispatch, stdout);
+        dispatch_report_print(d->dispatch, stdout);
     if (d)
         d->ops->destroy(d);
     model_close(m);

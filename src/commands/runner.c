@@ -84,13 +84,13 @@ bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, 
         return error_set(err, ERROR_FIT, "%lld tokens are needed, the model's context has %d; use less", (long long)max_tokens,
                          r->model->config.max_positions);
     r->device = runner_create_device(v, r->model, max_tokens, rows, err);
-    if (!r->device || !dispatch_report_check(&r->device->dispatch, v->tuned != NULL, v->require_tuned, err))
+    if (!r->device || !dispatch_report_check(r->device->dispatch, v->tuned != NULL, v->require_tuned, err))
         return false;
     r->forward = forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err);
     log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device->description,
                kv_dtype_name(r->device->layout.dtype), (long long)max_tokens, rows);
     text summary = {0};
-    dispatch_summary(&r->device->dispatch, &summary);
+    dispatch_summary(r->device->dispatch, &summary);
     log_detail("dispatch: %s", summary.data);
     text_free(&summary);
     return r->forward != NULL;

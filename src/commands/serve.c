@@ -215,7 +215,7 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
     const model *m = j->runner.model;
     text formats = {0}, dispatch = {0};
     print_formats(m, &formats);
-    dispatch_summary(&j->runner.device->dispatch, &dispatch);
+    dispatch_summary(j->runner.device->dispatch, &dispatch);
     int port = http_server_port(j->server->http);
     bool wide = strcmp(v->host, "0.0.0.0") == 0 || strcmp(v->host, "::") == 0;
     log_info("drawbridge %s", DRAWBRIDGE_VERSION);

@@ -39,8 +39,8 @@ static const option tune_options_table[] = {
      .offset = RUNNER_OFFSET(tune_values, threads), .help = "Threads that compute. Each number of threads has a table of its own."},
     {.name = "tp", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1024, .by_default = "1", .offset = AT(tensor_parallel),
      .help = "Devices that share a model. Only 1 so far."},
-    {.name = "kv-dtype", .type = OPTION_CHOICE, .choices = runner_kv_choices, .by_default = "auto", .offset = RUNNER_OFFSET(tune_values, kv),
-     .help = "Number format of the cache that attention is measured with. auto is bf16."},
+    {.name = "kv-dtype", .type = OPTION_CHOICE, .choices = runner_kv_choices, .by_default = "auto",
+     .offset = RUNNER_OFFSET(tune_values, kv), .help = "Number format of the cache that attention is measured with. auto is bf16."},
     {.name = "rows", .type = OPTION_TEXT, .metavar = "LIST", .by_default = "1,4,16,64,256", .group = "Measuring", .offset = AT(rows),
      .help = "Rows of a step to measure, separated by commas. Each stands for its bucket: up to 1, 4, 16, 64, 256, and more."},
     {.name = "time", .type = OPTION_NUMBER, .metavar = "S", .least = 0.0001, .most = 3600, .by_default = "0.2", .group = "Measuring",
@@ -87,7 +87,8 @@ static bool parse_rows(const char *list, tune_job *j, error *err)
         size_t length = strspn(s, "0123456789");
         int rows = length > 0 && length <= 4 ? atoi(s) : 0;
         if (rows < 1 || rows > RUNNER_MAX_CHUNK || (s[length] && s[length] != ','))
-            return error_set(err, ERROR_USAGE, "--rows must be numbers from 1 to %d, separated by commas, found \"%.60s\"", RUNNER_MAX_CHUNK, list);
+            return error_set(err, ERROR_USAGE, "--rows must be numbers from 1 to %d, separated by commas, found \"%.60s\"",
+                             RUNNER_MAX_CHUNK, list);
         if (!add_rows(j, rows, err))
             return false;
         s += length;
@@ -99,8 +100,8 @@ static bool parse_rows(const char *list, tune_job *j, error *err)
 static bool check_values(const tune_values *v, error *err)
 {
     if (v->tensor_parallel > 1)
-        return error_set(err, ERROR_USAGE, "--tp %lld: a model runs on one device so far, so there are no such shapes to measure; leave it out",
-                         (long long)v->tensor_parallel);
+        return error_set(err, ERROR_USAGE, "--tp %lld: a model runs on one device so far, so there are no such shapes to measure; leave "
+                         "it out", (long long)v->tensor_parallel);
     if (v->import && v->form)
         return error_set(err, ERROR_USAGE, "--import says what to measure and --export measures nothing; give one of them");
     return true;
@@ -171,7 +172,7 @@ static bool export_table(const tune_values *v, tune_job *j, error *err)
     runner_values values = v->runner;
     values.tuned = j->directory.data;
     j->runner.device = runner_create_device(&values, j->runner.model, j->runner.model->config.max_positions, RUNNER_MAX_CHUNK, err);
-    bool ok = j->runner.device && foreign_export((foreign_format)(v->form - 1), &j->runner.device->dispatch, j->runner.model,
+    bool ok = j->runner.device && foreign_export((foreign_format)(v->form - 1), j->runner.device->dispatch, j->runner.model,
                                                  j->runner.device->layout.dtype, &out, &notes, err);
     for (char *line = ok ? notes.data : NULL; line && *line;) {
         size_t length = strcspn(line, "\n");
@@ -216,7 +217,7 @@ static bool measure(const tune_values *v, tune_job *j, error *err)
     if (!(v->import ? import_shapes(v, j, err) : parse_rows(v->rows, j, err)) || !start_device(v, j, err) ||
         !make_directory(j->directory.data, err))
         return false;
-    tuned_path(j->directory.data, j->runner.device->dispatch.device_name, &j->path);
+    tuned_path(j->directory.data, j->runner.device->dispatch->device_name, &j->path);
     tune_options o = {.rows = j->rows, .row_count = j->row_count, .min_gain = v->min_gain, .seconds = v->seconds, .force = v->force,
                       .path = j->path.data, .wanted = v->import ? is_imported : NULL, .context = j, .stop = &interrupt_count};
     tune_result result = {0};
@@ -256,11 +257,11 @@ static const command_example tune_examples[] = {
 const command command_tune = {
     .name = "tune",
     .summary = "measure which kernels are fastest on this machine",
-    .description = "Measures every kernel that can compute a shape of the model, with the model's own weights in the calls that serving makes, and "
-                   "writes the fastest into tuned/DEVICE.csv, which serve, run, chat and eval read when they start. Results do not depend on "
-                   "the kernel, only speed does.\n\n"
-                   "The table is written after each shape. Ctrl-C keeps what is done, and the same command goes on. At the end a table shows "
-                   "each shape's kernel and time before and after.",
+    .description = "Measures every kernel that can compute a shape of the model, with the model's own weights in the calls that serving "
+                   "makes, and writes the fastest into tuned/DEVICE.csv, which serve, run, chat and eval read when they start. Results do "
+                   "not depend on the kernel, only speed does.\n\n"
+                   "The table is written after each shape. Ctrl-C keeps what is done, and the same command goes on. At the end a table "
+                   "shows each shape's kernel and time before and after.",
     .options = tune_options_table,
     .option_count = COUNT_OF(tune_options_table),
     .values_bytes = sizeof(tune_values),

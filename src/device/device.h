@@ -100,7 +100,7 @@ struct device {
     const device_ops *ops;
     const model *model;
     kv_layout layout;
-    dispatch_table dispatch; /* which kernel runs for what: complete when the device is created */
+    dispatch_table *dispatch; /* which kernel runs for what: complete when the device is created; the device owns it */
     char description[96]; /* for banners: "cpu, 2 threads, avx2 kernels" */
 };
 

@@ -12,12 +12,13 @@
 #include "base/random.h"
 #include "device/tuned.h"
 
-const char dispatch_linear[] = "linear", dispatch_gate_up[] = "gate_up", dispatch_down[] = "down", dispatch_absorb[] = "absorb",
-           dispatch_value[] = "value", dispatch_attend[] = "attend", dispatch_index[] = "index", dispatch_mixed[] = "mixed";
+const char dispatch_linear[] = "linear", dispatch_experts[] = "experts", dispatch_absorb[] = "absorb", dispatch_value[] = "value",
+           dispatch_attend[] = "attend", dispatch_index[] = "index";
 
 /* ---- buckets ---- */
 
 const int dispatch_bucket_rows[DISPATCH_BUCKETS] = {1, 4, 16, 64, 256, INT32_MAX};
+static const int bucket_typical_rows[DISPATCH_BUCKETS] = {1, 3, 10, 32, 128, 512};
 static const char *const bucket_names[DISPATCH_BUCKETS] = {"1", "4", "16", "64", "256", "more"};
 
 int dispatch_bucket(int rows)
@@ -56,7 +57,8 @@ static bool same_key(const dispatch_key *a, const dispatch_key *b)
 
 static uint64_t key_hash(const dispatch_key *key)
 {
-    uint64_t names = (uint64_t)(unsigned char)key->operation[0] << 16 | (uint64_t)(unsigned char)key->format[0] << 8 | (unsigned)key->bucket;
+    uint64_t operation = (unsigned char)key->operation[0], stored = (unsigned char)key->format[0];
+    uint64_t names = operation << 16 | stored << 8 | (unsigned)key->bucket;
     return random_mix((uint64_t)(uint32_t)key->n << 32 | (uint32_t)key->k) ^ random_mix(names);
 }
 
@@ -138,7 +140,7 @@ static int level_named(const dispatch_table *t, const char *name)
 
 static bool can_run(const dispatch_table *t, const dispatch_variant *v, const dispatch_key *key)
 {
-    return v->level <= t->level && same_name(v->operation, key->operation) && (!v->supports || v->supports(key));
+    return v->level <= t->level && same_name(v->operation, key->operation) && (!v->supports || v->supports(v, key));
 }
 
 /* Whether --kernels allows a variant, given the best level that any allowed one has for this key. */
@@ -182,6 +184,14 @@ void dispatch_set(dispatch_table *t, dispatch_row *row, int variant)
 
 enum { CHOICES_MOST = 64 };
 
+static bool is_better(const dispatch_variant *a, const dispatch_variant *b, int rows)
+{
+    bool a_fits = a->from_rows > 0 && a->from_rows <= rows, b_fits = b->from_rows > 0 && b->from_rows <= rows;
+    if (a_fits != b_fits)
+        return a_fits;
+    return a->level != b->level ? a->level > b->level : a_fits && a->from_rows > b->from_rows;
+}
+
 static bool resolve_by_rule(dispatch_table *t, dispatch_row *row, error *err)
 {
     int choices[CHOICES_MOST], count = dispatch_choices(t, &row->key, choices, CHOICES_MOST);
@@ -192,11 +202,11 @@ static bool resolve_by_rule(dispatch_table *t, dispatch_row *row, error *err)
         text_free(&words);
         return false;
     }
-    int chosen = 0;
-    for (int i = count < CHOICES_MOST ? count - 1 : CHOICES_MOST - 1; i >= 0; i--)
-        if (!t->variants[choices[i]].prefers || t->variants[choices[i]].prefers(&row->key))
-            chosen = i;
-    dispatch_set(t, row, choices[chosen]);
+    int chosen = choices[0];
+    for (int i = 1; i < count && i < CHOICES_MOST; i++)
+        if (is_better(&t->variants[choices[i]], &t->variants[chosen], bucket_typical_rows[row->key.bucket]))
+            chosen = choices[i];
+    dispatch_set(t, row, chosen);
     row->choices = count;
     row->source = count == 1 ? DISPATCH_ONLY : DISPATCH_HEURISTIC;
     row->us = 0;

@@ -2,7 +2,7 @@
  * named variant once, when it is created, and keeps the result here: for `inspect --dispatch`, the start-up banner, a metric, and
  * --require-tuned. Nothing is chosen later, so nothing can fall back unseen: work that is not in the table stops the program.
  *
- *     dispatch_begin      the device's variants: one row of its table each
+ *     the device says     which variants it has: one row of its table each
  *     dispatch_enumerate  what this model needs: one row here per (operation, format, n, k, bucket)
  *     dispatch_resolve    a variant for each row: the only one, that of the tuned table (tuned.h), or the rule's
  *     dispatch_kernel     what the device then runs, many times per step
@@ -19,7 +19,7 @@
 #include "model/kv_layout.h"
 #include "model/weights.h"
 
-/* Rows of a step are looked up by bucket: the smallest bound that is not below them. For experts: rows of one expert. */
+/* Rows of a step are looked up by bucket: the smallest bound that is not below them. */
 enum { DISPATCH_BUCKETS = 6 };
 extern const int dispatch_bucket_rows[DISPATCH_BUCKETS]; /* 1, 4, 16, 64, 256, INT32_MAX */
 
@@ -37,17 +37,12 @@ const char *dispatch_source_name(dispatch_source s); /* "only", "tuned", "heuris
 
 /* The operations: what a key's n and k mean, and where its rows come from.
  *     linear   y = W x                              n x k: the matrix
- *     gate_up  silu(gate x) * up x                  n: width of the MLP or expert, k: hidden
- *     down     y += weight * (down act)             n: hidden, k: width
+ *     experts  the same, of an expert or a dense MLP: gate, up or down; rows are those of one expert
  *     absorb   a head's query times its part of kv_b   n: latent width, k: nope
  *     value    the other part of kv_b times the result n: v, k: latent width
  *     attend   scores, softmax, weighted latents    n: heads, k: latent and rotary width; the format is the cache's
  *     index    scores of the indexer and selection  n: index heads, k: index width; likewise */
-extern const char dispatch_linear[], dispatch_gate_up[], dispatch_down[], dispatch_absorb[], dispatch_value[], dispatch_attend[],
-    dispatch_index[];
-
-/* The format of gate and up when they differ. */
-extern const char dispatch_mixed[];
+extern const char dispatch_linear[], dispatch_experts[], dispatch_absorb[], dispatch_value[], dispatch_attend[], dispatch_index[];
 
 /* What has to be computed. */
 typedef struct dispatch_key {
@@ -57,14 +52,16 @@ typedef struct dispatch_key {
     int bucket;            /* of rows: index into dispatch_bucket_rows */
 } dispatch_key;
 
-/* One way to compute an operation. The order of a device's variants is the order of preference. */
-typedef struct dispatch_variant {
-    const char *operation, *name;              /* "avx2 panel"; names are unique within an operation */
-    int level;                                 /* of the instructions it needs: index into dispatch_table.levels */
-    bool (*supports)(const dispatch_key *key); /* NULL: every format and shape */
-    bool (*prefers)(const dispatch_key *key);  /* the rule: without a tuned row the first variant that prefers a key; NULL: any */
-    const void *kernel;                        /* what the device runs, in a form of its own */
-} dispatch_variant;
+/* One way to compute an operation. The rule that holds without a tuned row: of the highest level the variant with the largest from_rows
+ * that is not above the bucket's typical rows; of equals the first. */
+typedef struct dispatch_variant dispatch_variant;
+struct dispatch_variant {
+    const char *operation, *name; /* "avx2 panel"; a key is supported by one variant of a name only */
+    int level;                    /* of the instructions it needs: index into dispatch_table.levels */
+    int from_rows;                /* 0: never by rule while there is another */
+    bool (*supports)(const dispatch_variant *v, const dispatch_key *key); /* NULL: every format and shape */
+    const void *kernel;           /* what the device runs, in a form of its own */
+};
 
 typedef struct dispatch_row {
     dispatch_key key;
@@ -104,8 +101,8 @@ void dispatch_free(dispatch_table *t);
 /* A unit of the model's work: one matrix, one expert, or the attention of one layer. */
 typedef struct dispatch_work {
     dispatch_key key;        /* bucket 0 */
-    const matrix *w;         /* linear, absorb, value */
-    const mlp_weights *mlp;  /* gate_up, down */
+    const matrix *w;         /* linear, experts, absorb, value */
+    const mlp_weights *mlp;  /* experts: what w belongs to */
     int layer;               /* -1: outside the layers; config.layers: the draft layer */
     bool routed;             /* one of many experts */
 } dispatch_work;

@@ -17,17 +17,19 @@ static void visit_linear(const visit *v, const matrix *w)
 
 static void visit_mlp(const visit *v, const mlp_weights *w, bool routed)
 {
-    const char *stored = w->gate.format == w->up.format ? w->gate.format->name : dispatch_mixed;
-    dispatch_work work = {{dispatch_gate_up, stored, (int)w->gate.rows, (int)w->gate.cols, 0}, .mlp = w, .layer = v->layer, .routed = routed};
-    v->call(v->context, &work);
-    work.key = (dispatch_key){dispatch_down, w->down.format->name, (int)w->down.rows, (int)w->down.cols, 0};
-    v->call(v->context, &work);
+    const matrix *const parts[] = {&w->gate, &w->up, &w->down};
+    for (int i = 0; i < 3; i++) {
+        dispatch_key key = {dispatch_experts, parts[i]->format->name, (int)parts[i]->rows, (int)parts[i]->cols, 0};
+        dispatch_work work = {key, .w = parts[i], .mlp = w, .layer = v->layer, .routed = routed};
+        v->call(v->context, &work);
+    }
 }
 
 static void visit_attention(const visit *v, const layer_weights *w)
 {
     const model_config *c = &v->m->config;
-    dispatch_work work = {.key = {dispatch_absorb, w->kv_b.format->name, c->kv_lora_rank, c->nope_dim, 0}, .w = &w->kv_b, .layer = v->layer};
+    dispatch_key absorb = {dispatch_absorb, w->kv_b.format->name, c->kv_lora_rank, c->nope_dim, 0};
+    dispatch_work work = {.key = absorb, .w = &w->kv_b, .layer = v->layer};
     v->call(v->context, &work);
     work.key = (dispatch_key){dispatch_value, w->kv_b.format->name, c->v_dim, c->kv_lora_rank, 0};
     v->call(v->context, &work);

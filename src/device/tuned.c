@@ -25,8 +25,8 @@ typedef struct reader {
 static bool bad_field(const reader *r, int column, const char *expected, error *err)
 {
     view found = r->fields[column];
-    return error_set(err, ERROR_INPUT, "%s line %lld: %s must be %s, found \"%.*s\"", r->where, (long long)r->line, columns[column], expected,
-                     found.length < 60 ? (int)found.length : 60, found.data);
+    return error_set(err, ERROR_INPUT, "%s line %lld: %s must be %s, found \"%.*s\"", r->where, (long long)r->line, columns[column],
+                     expected, found.length < 60 ? (int)found.length : 60, found.data);
 }
 
 /* Letters, digits and "_-. ", as names and versions have them: nothing that would need quotes. */

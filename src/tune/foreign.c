@@ -138,8 +138,8 @@ int foreign_rows(const foreign_shape *s, const model_config *m, text *reason)
     if (s->hidden && s->hidden != m->hidden_size)
         text_add_format(reason, "its hidden width is %lld, this model's %d", (long long)s->hidden, m->hidden_size);
     else if (s->width != m->expert_intermediate && m->expert_intermediate % s->width == 0)
-        text_add_format(reason, "its expert width %lld is that of one of %lld tensor-parallel parts, and there is no tensor parallelism here",
-                        (long long)s->width, (long long)(m->expert_intermediate / s->width));
+        text_add_format(reason, "its expert width %lld is that of one of %lld tensor-parallel parts, and there is no tensor parallelism "
+                        "here", (long long)s->width, (long long)(m->expert_intermediate / s->width));
     else if (s->width != m->expert_intermediate)
         text_add_format(reason, "its expert width is %lld, this model's %d", (long long)s->width, m->expert_intermediate);
     else if (!same_experts(s, m))
@@ -156,11 +156,9 @@ int foreign_rows(const foreign_shape *s, const model_config *m, text *reason)
 
 bool foreign_means(const foreign_shape *s, int rows, const model_config *m, const dispatch_key *key)
 {
-    if (rows <= 0 || key->bucket != dispatch_bucket(rows))
+    if (rows <= 0 || key->bucket != dispatch_bucket(rows) || key->operation != dispatch_experts)
         return false;
-    if (s->gate_up && key->operation == dispatch_gate_up && key->n == s->width && key->k == m->hidden_size)
-        return true;
-    return s->down && key->operation == dispatch_down && key->n == m->hidden_size && key->k == s->width;
+    return (s->gate_up && key->n == s->width && key->k == m->hidden_size) || (s->down && key->n == m->hidden_size && key->k == s->width);
 }
 
 /* ---- export ---- */
@@ -198,9 +196,9 @@ typedef struct expert_formats {
 static void note_format(void *context, const dispatch_work *work)
 {
     expert_formats *f = context;
-    if (!work->routed || work->key.operation != dispatch_gate_up)
+    if (!work->routed || work->w != &work->mlp->gate)
         return;
-    const char *down = work->mlp->down.format->name;
+    const char *down = work->mlp->down.format == work->mlp->up.format ? work->mlp->down.format->name : "several formats";
     int i = 0;
     while (i < f->count && (strcmp(f->rows[i].gate_up, work->key.format) != 0 || strcmp(f->rows[i].down, down) != 0))
         i++;
@@ -225,8 +223,8 @@ static bool export_pair(const export *e, const char *gate_up, const char *down, 
 {
     const model_config *m = e->m;
     int rows = (int)(((int64_t)tokens * m->experts_per_token + m->experts - 1) / m->experts);
-    dispatch_key a = {dispatch_gate_up, gate_up, m->expert_intermediate, m->hidden_size, dispatch_bucket(rows)};
-    dispatch_key b = {dispatch_down, down, m->hidden_size, m->expert_intermediate, dispatch_bucket(rows)};
+    dispatch_key a = {dispatch_experts, gate_up, m->expert_intermediate, m->hidden_size, dispatch_bucket(rows)};
+    dispatch_key b = {dispatch_experts, down, m->hidden_size, m->expert_intermediate, dispatch_bucket(rows)};
     const dispatch_row *x = dispatch_find(e->t, &a), *y = dispatch_find(e->t, &b);
     if (!x || !y || x->source == DISPATCH_HEURISTIC || y->source == DISPATCH_HEURISTIC)
         return false;
@@ -245,8 +243,8 @@ static void export_aiter(export *e, const char *gate_up, const char *down)
             e->untuned++;
             continue;
         }
-        text_add_format(e->out, "%d,%d,%d,%d,%d,ActivationType.Silu,torch.float32,torch.float32,%s,%s,1,0,drawbridge %s gate_up=%s down=%s\n",
-                        tokens, m->hidden_size, m->expert_intermediate, m->experts, m->experts_per_token, w->dtype, w->quant,
+        text_add_format(e->out, "%d,%d,%d,%d,%d,ActivationType.Silu,torch.float32,torch.float32,%s,%s,1,0,"
+                        "drawbridge %s gate_up=%s down=%s\n", tokens, m->hidden_size, m->expert_intermediate, m->experts, m->experts_per_token, w->dtype, w->quant,
                         e->t->device_name, first, second);
         e->written++;
     }
@@ -274,8 +272,8 @@ static void export_triton(export *e, const char *gate_up, const char *down)
     json_decref(root);
 }
 
-static const char AITER_COLUMNS[] = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,"
-                                    "_tag\n";
+static const char AITER_COLUMNS[] = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,"
+                                    "doweight_stage1,_tag\n";
 
 /* Whether a pair of formats goes into this export; else a note says why not. A Triton file holds one format: the most used one. */
 static bool can_export(const export *e, foreign_format form, const expert_formats *found, int i)
@@ -302,9 +300,10 @@ bool foreign_export(foreign_format form, dispatch_table *t, const model *m, kv_d
             (form == FOREIGN_AITER ? export_aiter : export_triton)(&e, found.rows[i].gate_up, found.rows[i].down);
     if (e.untuned)
         text_add_format(notes, "%d numbers of tokens are left out: their shapes are not tuned\n", e.untuned);
-    text_add_text(notes, form == FOREIGN_AITER
-                             ? "aiter reads the shapes; dtype and q_dtype_a are what this program computes with, and _tag is a word for people\n"
-                             : "the form's tile sizes have no counterpart here: Triton cannot run from this file, it lists shapes and our kernels\n");
-    return e.written > 0 || error_set(err, ERROR_INPUT, "there is no tuned shape of this model's experts that the form can hold; run drawbridge "
-                                      "tune first (%.*s)", (int)strcspn(notes->data, "\n"), notes->data);
+    text_add_text(notes, form == FOREIGN_AITER ? "aiter can take the shapes; dtype and q_dtype_a are what this program computes with, and _tag "
+                                                 "is a word for people\n"
+                                               : "the form's tile sizes have no counterpart here: Triton cannot run from this file, which "
+                                                 "lists shapes and our kernels\n");
+    return e.written > 0 || error_set(err, ERROR_INPUT, "there is no tuned shape of this model's experts that the form can hold; run "
+                                      "drawbridge tune first (%.*s)", (int)strcspn(notes->data, "\n"), notes->data);
 }

@@ -97,7 +97,8 @@ static bool fill_pages(tune_bench *b)
         bool index = layer == d->model->config.layers || d->model->config.full_index[layer];
         for (int i = 0; i < KV_PAGE_TOKENS; i++) {
             uint64_t seed = (uint64_t)(layer * KV_PAGE_TOKENS + i) * 4;
-            fill_entry(k->dtype, k->latent_dim, KV_SCALE_GROUP, k->rope_dim, seed, page + k->latent_offset[layer] + (size_t)i * k->latent_bytes);
+            uint8_t *latent = page + k->latent_offset[layer] + (size_t)i * k->latent_bytes;
+            fill_entry(k->dtype, k->latent_dim, KV_SCALE_GROUP, k->rope_dim, seed, latent);
             if (index)
                 fill_entry(k->dtype, k->index_dim, k->index_dim, 0, seed + 2, page + k->index_offset[layer] + (size_t)i * k->index_bytes);
         }
@@ -204,7 +205,8 @@ void tune_bench_destroy(tune_bench *b)
 typedef struct collection {
     tune_bench *b;
     const dispatch_key *key;
-    bool routed; /* keep routed experts only: there are more of them than of shared ones, and a step computes several at once */
+    bool found, routed; /* any; a routed expert: those are kept then, as a step computes several at once */
+    bool down;          /* the first one is the down matrix of its expert: such are kept */
 } collection;
 
 static bool has_key(const dispatch_work *work, const dispatch_key *key)
@@ -213,17 +215,32 @@ static bool has_key(const dispatch_work *work, const dispatch_key *key)
            strcmp(work->key.format, key->format) == 0;
 }
 
-static void find_routed(void *context, const dispatch_work *work)
+static bool is_down(const dispatch_work *work)
+{
+    return work->mlp && work->w == &work->mlp->down;
+}
+
+/* Gate and up are computed together, so one of them stands for both. */
+static bool is_second(const dispatch_work *work)
+{
+    return work->mlp && work->w == &work->mlp->up && work->mlp->gate.format == work->mlp->up.format;
+}
+
+static void look_at_work(void *context, const dispatch_work *work)
 {
     collection *c = context;
-    c->routed = c->routed || (work->routed && has_key(work, c->key));
+    if (!has_key(work, c->key) || (c->found && c->routed >= work->routed))
+        return;
+    c->found = true;
+    c->routed = work->routed;
+    c->down = is_down(work);
 }
 
 static void collect_work(void *context, const dispatch_work *work)
 {
     const collection *c = context;
     tune_bench *b = c->b;
-    if (!has_key(work, c->key) || work->routed != c->routed)
+    if (!has_key(work, c->key) || work->routed != c->routed || is_down(work) != c->down || is_second(work))
         return;
     if (b->work_count == b->work_capacity) {
         b->work_capacity = b->work_capacity ? 2 * b->work_capacity : 64;
@@ -241,10 +258,10 @@ static int group_size(const tune_bench *b)
 
 static void prepare_key(tune_bench *b, const dispatch_key *key, int rows)
 {
-    collection c = {b, key, false};
+    collection c = {b, key, false, false, false};
     device *d = b->f->device;
     b->work_count = b->turn = 0;
-    dispatch_visit(d->model, d->layout.dtype, find_routed, &c);
+    dispatch_visit(d->model, d->layout.dtype, look_at_work, &c);
     dispatch_visit(d->model, d->layout.dtype, collect_work, &c);
     for (int i = 0; i < rows; i++)
         b->positions[i] = b->context - rows + i;
@@ -295,7 +312,7 @@ static const double LEAST_US = 0.001; /* nothing takes no time */
 
 static double run_variant(race *r, int i, int calls)
 {
-    dispatch_set(&r->b->f->device->dispatch, r->row, r->variants[i]);
+    dispatch_set(r->b->f->device->dispatch, r->row, r->variants[i]);
     double us = time_calls(r->b, r->rows, calls);
     return us > LEAST_US ? us : LEAST_US;
 }

@@ -86,7 +86,7 @@ static void log_shape(const tune_shape *s)
 
 static bool tune_shape_run(tune_bench *b, forward *f, tune_shape *s, const tune_options *o)
 {
-    dispatch_table *t = &f->device->dispatch;
+    dispatch_table *t = f->device->dispatch;
     dispatch_row *row = dispatch_find(t, &s->key);
     int choices[CHOICES_MOST], rule = row->variant;
     tune_time times[CHOICES_MOST];
@@ -139,7 +139,7 @@ bool tune_run(forward *f, const tune_options *o, tune_result *out, error *err)
         most = o->rows[i] > most ? o->rows[i] : most;
     bool ok = !file_exists(o->path) || tuned_read(o->path, &table, err);
     if (ok)
-        list_shapes(&f->device->dispatch, o, &table, out);
+        list_shapes(f->device->dispatch, o, &table, out);
     if (ok && count_state(out, TUNE_WAITING) > 0) {
         tune_bench *b = tune_bench_create(f, most, err);
         ok = b && measure_shapes(f, b, o, &table, out, err);
@@ -187,8 +187,8 @@ void tune_result_print(const tune_result *r, FILE *out)
 {
     int measured = count_state(r, TUNE_MEASURED);
     if (measured)
-        fprintf(out, "%-9s %-12s %8s %8s %5s  %-20s %10s  %-20s %10s %7s\n", "operation", "format", "n", "k", "rows", "before", "us", "after", "us",
-                "gain");
+        fprintf(out, "%-9s %-12s %8s %8s %5s  %-20s %10s  %-20s %10s %7s\n", "operation", "format", "n", "k", "rows", "before", "us", "after",
+                "us", "gain");
     for (int i = 0; i < r->count; i++)
         if (r->shapes[i].state == TUNE_MEASURED)
             print_shape(&r->shapes[i], out);

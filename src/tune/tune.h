@@ -2,7 +2,8 @@
  * the model's own weights, and writes the device's tuned table (device/tuned.h) after each key.
  *
  * A key goes to another variant than the rule's only when that one is faster by min_gain, in its typical time and in its least; else the
- * rule's choice is recorded with its time, so that the shape counts as tuned. Rows that the table has already, from the same version, are kept. */
+ * rule's choice is recorded with its time, so that the shape counts as tuned. Rows that the table has already, from the same version, are
+ * kept. */
 #ifndef TUNE_TUNE_H
 #define TUNE_TUNE_H
 

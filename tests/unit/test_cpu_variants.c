@@ -214,7 +214,7 @@ static void test_model(void **state)
     float *chosen = rig_all_logits(&r, ids, COUNT, 100);
     for (int v = 1; cpu_kernels_at(v); v++) {
         error err = {0};
-        assert_true(dispatch_resolve(&r.device->dispatch, NULL, cpu_kernels_at(v)->name, &err));
+        assert_true(dispatch_resolve(r.device->dispatch, NULL, cpu_kernels_at(v)->name, &err));
         assert_ptr_equal(cpu_kernels_for(cpu_of(r.device), dispatch_linear, &r.model->lm_head, 3), cpu_kernels_at(v));
         float *other = rig_all_logits(&r, ids, COUNT, 100);
         assert_memory_equal(chosen, other, bytes);

@@ -26,6 +26,7 @@ typedef struct cpu_expert_job {
 typedef struct cpu_device {
     device base;
     const cpu_kernels *kernels; /* of the level in force: for work that has no key */
+    dispatch_table dispatch;    /* base.dispatch */
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
@@ -56,9 +57,8 @@ void cpu_exercise(device *d, const device_trial *t);
 /* The kernels chosen for a matrix and so many rows, for the attention over the cache, for the indexer. */
 static inline const cpu_kernels *cpu_kernels_for(const cpu_device *c, const char *operation, const matrix *w, int rows)
 {
-    return dispatch_kernel(&c->base.dispatch, operation, w->format->name, w->rows, w->cols, rows);
+    return dispatch_kernel(&c->dispatch, operation, w->format->name, w->rows, w->cols, rows);
 }
-const cpu_kernels *cpu_gate_up_kernels(const cpu_device *c, const mlp_weights *w, int rows);
 const cpu_kernels *cpu_attention_kernels(const cpu_device *c, const char *operation, const layer_weights *w, int rows);
 
 /* The kernels of the same names. */

@@ -48,7 +48,7 @@ static void cpu_destroy(device *d)
         mem_free_lazy(c->scratch[i]);
     mem_free_lazy(c->index_scores);
     mem_free_lazy(c->draft_input);
-    dispatch_free(&c->base.dispatch);
+    dispatch_free(&c->dispatch);
     arena_free(&c->memory);
     free(c);
 }

@@ -11,10 +11,9 @@ static const char *const levels[LEVELS] = {"generic", "avx2"};
 
 /* Every operation with the inner loops of one level. */
 #define ALL_OPERATIONS(name, level, kernels) \
-    {dispatch_linear, name, level, NULL, NULL, kernels}, {dispatch_gate_up, name, level, NULL, NULL, kernels}, \
-    {dispatch_down, name, level, NULL, NULL, kernels}, {dispatch_absorb, name, level, NULL, NULL, kernels}, \
-    {dispatch_value, name, level, NULL, NULL, kernels}, {dispatch_attend, name, level, NULL, NULL, kernels}, \
-    {dispatch_index, name, level, NULL, NULL, kernels}
+    {dispatch_linear, name, level, 1, NULL, kernels}, {dispatch_experts, name, level, 1, NULL, kernels}, \
+    {dispatch_absorb, name, level, 1, NULL, kernels}, {dispatch_value, name, level, 1, NULL, kernels}, \
+    {dispatch_attend, name, level, 1, NULL, kernels}, {dispatch_index, name, level, 1, NULL, kernels}
 
 static const dispatch_variant variants[] = {
 #if defined(__x86_64__)
@@ -49,7 +48,7 @@ static void cpu_model(text *out)
 
 static void describe(cpu_device *c)
 {
-    const dispatch_table *t = &c->base.dispatch;
+    const dispatch_table *t = &c->dispatch;
     int threads = c->threads, level = t->level;
     for (int i = 0; i < LEVELS; i++)
         if (strcmp(t->forced, levels[i]) == 0)
@@ -63,8 +62,9 @@ static void describe(cpu_device *c)
 
 bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err)
 {
-    dispatch_table *t = &c->base.dispatch;
+    dispatch_table *t = &c->dispatch;
     text name = {0};
+    c->base.dispatch = t;
     t->variants = variants;
     t->variant_count = sizeof variants / sizeof *variants;
     t->levels = levels;
@@ -80,18 +80,12 @@ bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err)
     return true;
 }
 
-/* ---- the kernels of work whose key is not one matrix ---- */
-
-const cpu_kernels *cpu_gate_up_kernels(const cpu_device *c, const mlp_weights *w, int rows)
-{
-    const char *stored = w->gate.format == w->up.format ? w->gate.format->name : dispatch_mixed;
-    return dispatch_kernel(&c->base.dispatch, dispatch_gate_up, stored, w->gate.rows, w->gate.cols, rows);
-}
+/* ---- the kernels of work whose key is not that of a whole matrix ---- */
 
 const cpu_kernels *cpu_attention_kernels(const cpu_device *c, const char *operation, const layer_weights *w, int rows)
 {
     const model_config *m = &c->base.model->config;
-    const dispatch_table *t = &c->base.dispatch;
+    const dispatch_table *t = &c->dispatch;
     if (operation == dispatch_absorb)
         return dispatch_kernel(t, operation, w->kv_b.format->name, m->kv_lora_rank, m->nope_dim, rows);
     if (operation == dispatch_value)
@@ -113,10 +107,10 @@ static void exercise_mlp(cpu_device *c, const device_trial *t)
         c->expert_jobs[i] = (cpu_expert_job){.w = w, .count = t->rows, .act = act};
         act += (int64_t)t->rows * w->gate.rows;
     }
-    if (t->works[0].key.operation == dispatch_gate_up)
-        cpu_gate_up(c, t->a, c->expert_jobs, t->count);
-    else
+    if (t->works[0].w == &t->works[0].mlp->down)
         cpu_down(c, t->a, c->expert_jobs, t->count, t->rows);
+    else
+        cpu_gate_up(c, t->a, c->expert_jobs, t->count);
 }
 
 void cpu_exercise(device *d, const device_trial *t)
@@ -126,7 +120,7 @@ void cpu_exercise(device *d, const device_trial *t)
     const char *operation = work->key.operation;
     if (operation == dispatch_linear)
         cpu_project(c, work->w, t->rows, t->in, t->out);
-    else if (operation == dispatch_gate_up || operation == dispatch_down)
+    else if (operation == dispatch_experts)
         exercise_mlp(c, t);
     else if (operation == dispatch_index)
         cpu_index_select(d, t->s, work->layer, t->a);

@@ -33,13 +33,14 @@ static void gate_up_block(void *context, int index, int worker)
         return;
     float *gate = t->c->scratch[worker], *up = gate + CPU_COLUMN_BLOCK * hidden; /* [CPU_COLUMN_BLOCK][hidden] each */
     float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK], z[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-    const cpu_kernels *k = cpu_gate_up_kernels(t->c, w, job->count);
+    const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &w->gate, job->count);
+    const cpu_kernels *k_up = cpu_kernels_for(t->c, dispatch_experts, &w->up, job->count);
     cpu_rows h = {t->a->h, (size_t)hidden, job->rows, job->count};
     int columns = cpu_decode_block(&w->gate, first, wide, gate);
     cpu_decode_block(&w->up, first, wide, up);
     for (int row = 0, count; row < job->count; row += count) {
         count = cpu_dots_group(k, gate, columns, hidden, &h, row, y);
-        cpu_dots_group(k, up, columns, hidden, &h, row, z);
+        cpu_dots_group(k_up, up, columns, hidden, &h, row, z);
         for (int i = 0; i < count; i++)
             for (int n = 0; n < columns; n++)
                 job->act[(row + i) * wide + first + n] = silu(y[i * CPU_COLUMN_BLOCK + n]) * z[i * CPU_COLUMN_BLOCK + n];
@@ -59,7 +60,7 @@ static void down_block(void *context, int block, int worker)
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
         cpu_rows act = {job->act, (size_t)wide, NULL, job->count};
-        const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_down, &job->w->down, job->count);
+        const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &job->w->down, job->count);
         columns = cpu_decode_block(&job->w->down, first, hidden, down);
         for (int row = 0, count; row < job->count; row += count) {
             count = cpu_dots_group(k, down, columns, wide, &act, row, y);
