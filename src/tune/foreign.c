@@ -244,8 +244,8 @@ static void export_aiter(export *e, const char *gate_up, const char *down)
             continue;
         }
         text_add_format(e->out, "%d,%d,%d,%d,%d,ActivationType.Silu,torch.float32,torch.float32,%s,%s,1,0,"
-                        "drawbridge %s gate_up=%s down=%s\n", tokens, m->hidden_size, m->expert_intermediate, m->experts, m->experts_per_token, w->dtype, w->quant,
-                        e->t->device_name, first, second);
+                        "drawbridge %s gate_up=%s down=%s\n", tokens, m->hidden_size, m->expert_intermediate, m->experts,
+                        m->experts_per_token, w->dtype, w->quant, e->t->device_name, first, second);
         e->written++;
     }
 }
@@ -300,8 +300,8 @@ bool foreign_export(foreign_format form, dispatch_table *t, const model *m, kv_d
             (form == FOREIGN_AITER ? export_aiter : export_triton)(&e, found.rows[i].gate_up, found.rows[i].down);
     if (e.untuned)
         text_add_format(notes, "%d numbers of tokens are left out: their shapes are not tuned\n", e.untuned);
-    text_add_text(notes, form == FOREIGN_AITER ? "aiter can take the shapes; dtype and q_dtype_a are what this program computes with, and _tag "
-                                                 "is a word for people\n"
+    text_add_text(notes, form == FOREIGN_AITER ? "aiter can take the shapes; dtype and q_dtype_a are what this program computes with, "
+                                                 "and _tag is a word for people\n"
                                                : "the form's tile sizes have no counterpart here: Triton cannot run from this file, which "
                                                  "lists shapes and our kernels\n");
     return e.written > 0 || error_set(err, ERROR_INPUT, "there is no tuned shape of this model's experts that the form can hold; run "

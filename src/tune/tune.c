@@ -187,8 +187,8 @@ void tune_result_print(const tune_result *r, FILE *out)
 {
     int measured = count_state(r, TUNE_MEASURED);
     if (measured)
-        fprintf(out, "%-9s %-12s %8s %8s %5s  %-20s %10s  %-20s %10s %7s\n", "operation", "format", "n", "k", "rows", "before", "us", "after",
-                "us", "gain");
+        fprintf(out, "%-9s %-12s %8s %8s %5s  %-20s %10s  %-20s %10s %7s\n", "operation", "format", "n", "k", "rows", "before", "us",
+                "after", "us", "gain");
     for (int i = 0; i < r->count; i++)
         if (r->shapes[i].state == TUNE_MEASURED)
             print_shape(&r->shapes[i], out);
