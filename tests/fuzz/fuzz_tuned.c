@@ -44,7 +44,8 @@ static void fuzz_tuned(view bytes)
 
 static void fuzz_foreign(view bytes)
 {
-    static const model_config m = {.hidden_size = 384, .expert_intermediate = 128, .experts = 16, .experts_per_token = 4, .shared_experts = 1};
+    static const model_config m = {.hidden_size = 384, .expert_intermediate = 128, .experts = 16, .experts_per_token = 4,
+                                   .shared_experts = 1};
     text reason = {0};
     for (int i = 0; i < 2; i++) {
         error err = {0};
