@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -117,7 +118,7 @@ static bool measure_shapes(forward *f, tune_bench *b, const tune_options *o, tun
         if (s->state != TUNE_WAITING)
             continue;
         progress_update(shown, done);
-        if ((o->stop && *o->stop) || !tune_shape_run(b, f, s, o)) {
+        if (!tune_shape_run(b, f, s, o)) {
             ok = error_set(err, ERROR_INTERRUPTED, "interrupted after %d of %d shapes; they are in %s, and the same command goes on", done,
                            waiting, o->path);
             break;
@@ -141,7 +142,7 @@ bool tune_run(forward *f, const tune_options *o, tune_result *out, error *err)
     if (ok)
         list_shapes(f->device->dispatch, o, &table, out);
     if (ok && count_state(out, TUNE_WAITING) > 0) {
-        tune_bench *b = tune_bench_create(f, most, err);
+        tune_bench *b = tune_bench_create(f, most, o->clock ? o->clock : clock_now_us, err);
         ok = b && measure_shapes(f, b, o, &table, out, err);
         tune_bench_destroy(b);
     }

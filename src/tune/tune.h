@@ -22,7 +22,8 @@ typedef struct tune_options {
     const char *path;     /* of the table; it is created, or completed */
     bool (*wanted)(void *context, const dispatch_key *key); /* NULL: all keys */
     void *context;
-    const volatile sig_atomic_t *stop; /* ends the run before the next key when not 0 */
+    const volatile sig_atomic_t *stop; /* ends the run when not 0; NULL: nothing does */
+    uint64_t (*clock)(void);           /* microseconds; NULL: clock_now_us */
 } tune_options;
 
 typedef enum tune_state { TUNE_WAITING, TUNE_MEASURED, TUNE_KEPT, TUNE_ONLY } tune_state;
@@ -53,7 +54,7 @@ void tune_result_print(const tune_result *r, FILE *out);
 
 typedef struct tune_bench tune_bench; /* a step with a context behind it, and room for the largest key */
 
-tune_bench *tune_bench_create(forward *f, int max_rows, error *err);
+tune_bench *tune_bench_create(forward *f, int max_rows, uint64_t (*clock)(void), error *err);
 void tune_bench_destroy(tune_bench *b);
 
 /* Of one unit of a key's work with one variant, in microseconds. */
