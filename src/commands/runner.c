@@ -66,7 +66,8 @@ bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, 
     device_limits limits = {.kv = cache_format(v),
                             .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
                             .max_rows = rows,
-                            .max_context = (int)max_tokens};
+                            .max_context = (int)max_tokens,
+                            .exact = v->exact};
     r->device = cpu_device_create(r->model, &limits, err);
     r->forward = r->device ? forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err) : NULL;
     log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device ? r->device->description : "",

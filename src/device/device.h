@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "device/dispatch.h"
 #include "model/kv_layout.h"
 #include "model/weights.h"
 
@@ -89,6 +90,7 @@ struct device {
     const model *model;
     kv_layout layout;
     char description[96]; /* for banners: "cpu, 2 threads, avx2 kernels" */
+    dispatch_table *dispatch; /* which kernel runs for what; the device looks its choice up here, so a change of `variant` counts at once */
 };
 
 /* What a device is made for. */
@@ -97,6 +99,8 @@ typedef struct device_limits {
     int threads;     /* CPU: workers, the caller included */
     int max_rows;    /* rows of one step */
     int max_context; /* positions of one sequence */
+    bool exact;      /* activations stay in f32 and products are summed as in the reference; else 4-bit weights meet 8-bit activations */
+    const char *kernels; /* CPU: the kernels of this instruction set alone, "generic" or as a description names it; NULL: the best */
 } device_limits;
 
 /* The CPU device, with the best kernel variant that this CPU runs. */

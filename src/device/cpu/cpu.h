@@ -8,11 +8,12 @@
 
 #include "base/threads.h"
 #include "device/cpu/cpu_kernels.h"
+#include "device/cpu/cpu_matmul.h"
 #include "device/device.h"
 
 /* Heads that share one pass over the keys; private memory is sized by it (cpu_device.c). Input rows whose results are held
  * together before they go to their places. */
-enum { CPU_HEAD_GROUP = 8, CPU_ROW_GROUP = 24 };
+enum { CPU_HEAD_GROUP = 8, CPU_ROW_GROUP = 24, CPU_MOST_MATMULS = 12 };
 
 /* One expert (or a dense MLP) and the rows that go through it. */
 typedef struct cpu_expert_job {
@@ -21,15 +22,42 @@ typedef struct cpu_expert_job {
     const int32_t *rows;  /* [count] ascending; NULL: all rows of the step */
     const float *weights; /* [count] factors of the result; NULL: 1 */
     float *act;           /* [count][intermediate] silu(gate) * up */
+    cpu_q8 *act_q8;       /* the same in 8 bits, where the weights want that */
 } cpu_expert_job;
+
+/* The rows of the dispatch table for one shape of weight, one per bucket of rows. */
+typedef struct cpu_plan {
+    const char *operation; /* "linear" or "experts" */
+    const format *format;
+    int64_t n, k;
+    cpu_input input;
+    const dispatch_row *rows[DISPATCH_BUCKETS];
+} cpu_plan;
+
+/* Rows of x, as they are and in 8 bits. */
+typedef struct cpu_inputs {
+    const float *x;
+    size_t stride;      /* floats */
+    const cpu_q8 *q8;   /* NULL: no weight wants it */
+    size_t q8_stride;   /* bytes */
+} cpu_inputs;
 
 typedef struct cpu_device {
     device base;
     const cpu_kernels *kernels;
+    const char *set;       /* instruction set of the matrix kernels; NULL: all that this CPU has */
+    bool exact;
+    dispatch_table dispatch;
+    const cpu_matmul *matmuls[CPU_INPUT_COUNT][CPU_MOST_MATMULS]; /* cpu_matmul_at of every index; NULL behind the last */
+    cpu_plan *plans;       /* [plan_count] */
+    int plan_count;
+    uint8_t *q8;           /* [q8_bytes] rows in 8 bits: inputs of a layer first, activations of its experts behind them */
+    size_t q8_bytes, q8_act_offset;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
     size_t scratch_floats;
+    size_t kernel_floats;  /* the first part of scratch: that of the matrix kernels */
     float *index_scores;   /* [index_score_floats] scores of a group of rows over their whole context */
     size_t index_score_floats;
     float *rope_frequency; /* [rope_dim / 2] */
@@ -48,6 +76,31 @@ static inline cpu_device *cpu_of(device *d)
 }
 
 const layer_weights *cpu_layer(const device *d, int layer);
+
+/* Makes the plans for every matrix of the model (cpu_plan.c). */
+void cpu_plan_model(cpu_device *c);
+void cpu_plan_free(cpu_device *c);
+
+/* The kernel for a weight and a number of rows. */
+const cpu_matmul *cpu_matmul_for(const cpu_device *c, const char *operation, const matrix *w, int rows);
+
+/* Output columns of one task: a multiple of CPU_PANEL_COLUMNS, at most CPU_TASK_COLUMNS. No result depends on it. */
+enum { CPU_TASK_COLUMNS = 64 };
+int cpu_task_columns(const matrix *w, int rows, int threads);
+
+/* Runs a kernel for columns first .. first + columns - 1 and input rows of x; y [count][y_stride]. The first part of the worker's scratch
+ * is the kernel's; cpu_task_scratch is what lies behind it. */
+void cpu_matmul_run(cpu_device *c, const cpu_matmul *kernel, const matrix *w, int64_t first, int columns, const cpu_inputs *x,
+                    const int32_t *rows, int count, float *y, size_t y_stride, int worker);
+float *cpu_task_scratch(cpu_device *c, int worker);
+
+/* Rounds rows of n floats, `stride` apart, to 8 bits at out; returns the bytes that were used. rows: which; NULL: the first ones. */
+size_t cpu_quantize_rows(cpu_device *c, const float *x, size_t stride, const int32_t *rows, int count, int64_t n, void *out);
+
+static inline size_t cpu_q8_row_bytes(int64_t n)
+{
+    return (size_t)cpu_q8_chunks(n) * sizeof(cpu_q8);
+}
 
 /* The kernels of the same names. */
 void cpu_dots(const cpu_device *c, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
