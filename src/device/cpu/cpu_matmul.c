@@ -71,7 +71,7 @@ static void exact_avx2(const cpu_matmul_work *k)
     decoded_run(k, cpu_kernels_avx2.dots);
 }
 
-static void fused_avx2(const cpu_matmul_work *k)
+void cpu_matmul_decoded_fused(const cpu_matmul_work *k)
 {
     decoded_run(k, cpu_kernels_avx2.dots_fused);
 }
@@ -168,7 +168,7 @@ const cpu_matmul cpu_matmul_generic[] = {
 #if defined(__x86_64__)
 static const cpu_matmul avx2_decoded[] = {
     {"avx2 3x2", "avx2", CPU_INPUT_EXACT, 1, exact_avx2},
-    {"avx2 3x2", "avx2", CPU_INPUT_F32, 4, fused_avx2},
+    {"avx2 3x2", "avx2", CPU_INPUT_F32, 6, cpu_matmul_decoded_fused},
     {0},
 };
 #endif

@@ -263,12 +263,29 @@ CPU_LOOP void panel_blocks(const panel *p, const q8_column *columns, int64_t cod
     }
 }
 
-CPU_LOOP void panel_scales(const panel *p, const q8_column *columns, bool mx, float outer)
+/* The scales of eight units, one of each lane, of eight columns. */
+CPU_LOOP void panel_scales(const panel *p, const q8_column *columns, int64_t step, bool mx, float outer, int half)
 {
-    for (int64_t u = 0; u < p->units; u++) {
-        float *out = p->scales + (u % 8 * p->lane_units + u / 8) * CPU_PANEL_COLUMNS;
-        for (int c = 0; c < CPU_PANEL_COLUMNS; c++)
-            out[c] = mx ? q8_e8m0(columns[c].scales[u]) : e4m3_values[columns[c].scales[u]] * outer;
+    __m256i scales[8];
+    for (int c = 0; c < 8; c++)
+        scales[c] = _mm256_castps_si256(mx ? mxfp4_scales(columns[c].scales) : nvfp4_scales(columns[c].scales, outer));
+    transpose_words(scales);
+    for (int lane = 0; lane < 8; lane++) {
+        float *out = p->scales + (lane * p->lane_units + step) * CPU_PANEL_COLUMNS + half * 8;
+        _mm256_storeu_ps(out, _mm256_castsi256_ps(scales[mx ? cpu_q8_place(lane) : cpu_q8_half_place(lane)]));
+    }
+}
+
+/* One chunk of eight columns. */
+CPU_LOOP void panel_chunk(const panel *p, const q8_column *columns, int64_t at, int64_t chunk, bool mx, float outer, int half)
+{
+    q8_column moved[8];
+    for (int b = 0; b < CPU_Q8_BLOCKS; b += 2)
+        panel_blocks(p, columns, at * 128 + b * 16, chunk * CPU_Q8_BLOCKS + b, half);
+    for (int i = 0; i < (mx ? 1 : 2); i++) {
+        for (int c = 0; c < 8; c++)
+            moved[c] = (q8_column){columns[c].codes, columns[c].scales + (at * (mx ? 1 : 2) + i) * 8};
+        panel_scales(p, moved, chunk * (mx ? 1 : 2) + i, mx, outer, half);
     }
 }
 
@@ -284,12 +301,11 @@ CPU_LOOP void panel_fill(const panel *p, const matrix *w, bool mx, int64_t first
             ends[c] = q8_end_of(column[c], w->cols, mx ? MXFP4_BLOCK : NVFP4_BLOCK, &end[c]);
     }
     for (int half = 0; half < 2; half++) {
-        for (int64_t b = 0; b < chunks * CPU_Q8_BLOCKS; b += 2)
-            panel_blocks(p, column + half * 8, b * 16, b, half);
-        for (int64_t b = 0; b * CPU_Q8_BLOCK < left; b += 2)
-            panel_blocks(p, ends + half * 8, b * 16, chunks * CPU_Q8_BLOCKS + b, half);
+        for (int64_t i = 0; i < chunks; i++)
+            panel_chunk(p, column + half * 8, i, i, mx, w->scale, half);
+        if (left > 0)
+            panel_chunk(p, ends + half * 8, 0, chunks, mx, w->scale, half);
     }
-    panel_scales(p, column, mx, w->scale);
 }
 
 /* Where the values, the scale and the bias of unit number `step` of a lane lie in a row. */
@@ -317,6 +333,10 @@ CPU_LOOP __m256i broadcast_word(const char *p)
     return _mm256_set1_epi32(word);
 }
 
+/* An extension of gcc and clang: without it gcc forms all products of a block first and adds them up in a tree of its own, through
+ * memory, which halves the speed. */
+#define IN_REGISTER(value) __asm__("" : "+x"(value))
+
 /* One lane of some rows and 16 columns. */
 CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x, int rows, float *out)
 {
@@ -340,6 +360,8 @@ CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x
                 __m256i in = broadcast_word(x[r] + offset);
                 s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(w0, in));
                 s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(w1, in));
+                IN_REGISTER(s[r][0]);
+                IN_REGISTER(s[r][1]);
             }
         }
         for (int r = 0; r < rows; r++) {
@@ -381,7 +403,9 @@ CPU_LOOP void panel_rows(const cpu_matmul_work *k, const panel *p, bool mx, int 
         int r = 0;
         for (; r + tile <= rows; r += tile)
             panel_lane(p, mx, lane, x + r, tile, out + r * CPU_PANEL_COLUMNS);
-        for (; r < rows; r++)
+        for (; r + 2 <= rows; r += 2)
+            panel_lane(p, mx, lane, x + r, 2, out + r * CPU_PANEL_COLUMNS);
+        if (r < rows)
             panel_lane(p, mx, lane, x + r, 1, out + r * CPU_PANEL_COLUMNS);
     }
     for (int r = 0; r < rows; r++)
@@ -417,10 +441,125 @@ UNCHECKED_LOOP static void q8_panel_3(const cpu_matmul_work *k)
         panel_all(k, false, 3);
 }
 
+/* ---- f32, bf16 and fp8 weights with f32 rows ---- */
+
+/* Eight weights. An e4m3 code, its exponent and mantissa moved to where an f32 has them, is the value times 2^-120. */
+CPU_LOOP __m256 f32_weights(format_id id, const uint8_t *data, int64_t at, __m256 scale)
+{
+    if (id == FORMAT_F32)
+        return _mm256_loadu_ps((const float *)(const void *)(data + 4 * at));
+    if (id == FORMAT_BF16)
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(data + 2 * at))), 16));
+    __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(data + at)));
+    code = _mm256_and_si256(_mm256_slli_epi32(code, 20), _mm256_set1_epi32((int)0x87F00000u));
+    return _mm256_mul_ps(_mm256_castsi256_ps(code), scale);
+}
+
+/* The scale of an e4m3 weight times 2^120. */
+CPU_LOOP float raised_scale(const matrix *w, int64_t row, int64_t col)
+{
+    float scale;
+    int64_t at = w->format->id == FORMAT_FP8_CHANNEL ? row : row / 128 * ((w->cols + 127) / 128) + col / 128;
+    memcpy(&scale, w->scales + at * 4, sizeof scale);
+    return scale * 0x1p120f;
+}
+
+/* Columns first .. of some rows over whole groups of 16 values. False: there is a weight or a scale that this cannot decode. */
+CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns, const float *const *x, int rows, float *y, size_t y_stride)
+{
+    bool fp8 = id == FORMAT_FP8_BLOCK;
+    size_t row_bytes = format_row_bytes(w->format, w->cols);
+    const uint8_t *data = w->data + (size_t)first * row_bytes;
+    __m256 sum[MOST_ROWS * 2][2], scale[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m128i largest = _mm_setzero_si128();
+    float largest_scale = 0;
+    for (int i = 0; i < rows * columns; i++)
+        sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+    for (int64_t block = 0; block < w->cols; block += 128) {
+        int64_t end = block + 128 < w->cols ? block + 128 : w->cols;
+        for (int c = 0; fp8 && c < columns; c++) {
+            float raised = raised_scale(w, first + c, block);
+            scale[c] = _mm256_set1_ps(raised);
+            largest_scale += raised * 0.0f; /* stays 0 while all are finite */
+        }
+        for (int64_t k = block; k < end; k += 16)
+            for (int c = 0; c < columns; c++) {
+                const uint8_t *column = data + (size_t)c * row_bytes;
+                __m256 w0 = f32_weights(id, column, k, scale[c]), w1 = f32_weights(id, column, k + 8, scale[c]);
+                if (fp8)
+                    largest = _mm_max_epu8(largest, _mm_and_si128(_mm_loadu_si128((const __m128i *)(const void *)(column + k)), _mm_set1_epi8(0x7F)));
+                for (int r = 0; r < rows; r++) {
+                    sum[r * columns + c][0] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(x[r] + k), sum[r * columns + c][0]);
+                    sum[r * columns + c][1] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(x[r] + k + 8), sum[r * columns + c][1]);
+                }
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+            y[(size_t)r * y_stride + (size_t)c] = fold(_mm256_add_ps(sum[r * columns + c][0], sum[r * columns + c][1]));
+    return _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(0x7F))) == 0 && largest_scale == 0.0f;
+}
+
+/* Columns that need a decoder which knows all codes. */
+static void f32_decoded(const cpu_matmul_work *k, int first_row, int rows, int column, int columns)
+{
+    cpu_matmul_work part = *k;
+    int32_t which[MOST_ROWS];
+    for (int r = 0; r < rows; r++)
+        which[r] = k->x_rows ? k->x_rows[first_row + r] : first_row + r;
+    part.first += column;
+    part.columns = columns;
+    part.rows = rows;
+    part.x_rows = which;
+    part.y += (size_t)first_row * k->y_stride + (size_t)column;
+    cpu_matmul_decoded_fused(&part);
+}
+
+CPU_LOOP void f32_rows(const cpu_matmul_work *k, format_id id, int first, int rows, int columns)
+{
+    const float *x[MOST_ROWS];
+    for (int r = 0; r < rows; r++)
+        x[r] = cpu_work_row(k, first + r);
+    float *y = k->y + (size_t)first * k->y_stride;
+    int c = 0;
+    for (; c + columns <= k->columns; c += columns)
+        if (!f32_tile(k->w, id, k->first + c, columns, x, rows, y + c, k->y_stride))
+            f32_decoded(k, first, rows, c, columns);
+    for (; c < k->columns; c++)
+        if (!f32_tile(k->w, id, k->first + c, 1, x, rows, y + c, k->y_stride))
+            f32_decoded(k, first, rows, c, 1);
+}
+
+CPU_LOOP void f32_all(const cpu_matmul_work *k, format_id id)
+{
+    int first = 0;
+    for (; first + 4 <= k->rows; first += 4)
+        f32_rows(k, id, first, 4, 1);
+    for (; first + 2 <= k->rows; first += 2)
+        f32_rows(k, id, first, 2, 2);
+    if (first < k->rows)
+        f32_rows(k, id, first, 1, 2);
+}
+
+UNCHECKED_LOOP static void f32_stream(const cpu_matmul_work *k)
+{
+    touch_work(k, (size_t)k->w->cols * sizeof(float));
+    if (k->w->cols % 16 != 0)
+        cpu_matmul_decoded_fused(k);
+    else if (k->w->format->id == FORMAT_F32)
+        f32_all(k, FORMAT_F32);
+    else if (k->w->format->id == FORMAT_BF16)
+        f32_all(k, FORMAT_BF16);
+    else
+        f32_all(k, FORMAT_FP8_BLOCK);
+}
+
 const cpu_matmul cpu_matmul_avx2[] = {
+    {"avx2 stream", "avx2", CPU_INPUT_F32, 1, f32_stream},
     {"avx2 stream", "avx2", CPU_INPUT_Q8, 1, q8_stream},
-    {"avx2 2x16 panel", "avx2", CPU_INPUT_Q8, 8, q8_panel_2},
-    {"avx2 3x16 panel", "avx2", CPU_INPUT_Q8, 0, q8_panel_3},
+    {"avx2 3x16 panel", "avx2", CPU_INPUT_Q8, 16, q8_panel_3},
+    {"avx2 2x16 panel", "avx2", CPU_INPUT_Q8, 0, q8_panel_2},
     {0},
 };
 
