@@ -241,8 +241,8 @@ static void fill(bench *b)
     b->x = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST_K * sizeof(float));
     b->q8 = mem_try_alloc_lazy(MOST_ROWS * cpu_q8_row_bytes(LARGEST_K));
     b->y = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST_K * sizeof(float));
-    for (size_t i = 0; i < POOL_BYTES / 8; i++) { /* no e4m3 code that is not a number */
-        uint64_t word = random_word(1, i, 0) & 0xBFBFBFBFBFBFBFBFu;
+    for (size_t i = 0; i < POOL_BYTES / 8; i++) { /* e4m3 codes as trained weights have them: none below the normal ones, all numbers */
+        uint64_t word = (random_word(1, i, 0) & 0xBFBFBFBFBFBFBFBFu) | 0x2020202020202020u;
         memcpy(b->weights + 8 * i, &word, sizeof word);
     }
     for (int f = 0; f < FORMAT_COUNT; f++) {

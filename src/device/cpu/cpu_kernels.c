@@ -32,8 +32,12 @@ UNCHECKED_LOOP static float dot(const float *a, const float *b, int64_t n)
 UNCHECKED_LOOP static float dot_fused(const float *a, const float *b, int64_t n)
 {
     float lane[LANES] = {0};
-    for (int64_t k = 0; k < n; k++)
-        lane[k % LANES] = fmaf(a[k], b[k], lane[k % LANES]);
+    int64_t k = 0;
+    for (; k + LANES <= n; k += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] = fmaf(a[k + j], b[k + j], lane[j]);
+    for (int j = 0; k < n; k++, j++)
+        lane[j] = fmaf(a[k], b[k], lane[j]);
     return fold(lane) + 0.0f;
 }
 

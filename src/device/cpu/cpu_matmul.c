@@ -3,6 +3,9 @@
 
 #include <math.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include "device/cpu/cpu_matmul_loops.h"
 #include "formats/decode_kernels.h"
@@ -177,11 +180,17 @@ static const cpu_matmul avx2_decoded[] = {
 static const cpu_matmul *table_at(int index)
 {
 #if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && index-- == 0)
+        return cpu_matmul_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         if (index < 2)
             return index == 0 ? avx2_decoded : cpu_matmul_avx2;
         index -= 2;
     }
+#endif
+#if defined(__aarch64__)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP && index-- == 0)
+        return cpu_matmul_neon;
 #endif
     return index == 0 ? cpu_matmul_generic : NULL;
 }

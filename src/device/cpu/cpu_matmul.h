@@ -109,9 +109,12 @@ void cpu_q8_quantize(const float *x, int64_t n, cpu_q8 *out); /* out[cpu_q8_chun
 /* The tables of the variants, each ended by a row without a name. */
 extern const cpu_matmul cpu_matmul_generic[];
 #if defined(__x86_64__)
-extern const cpu_matmul cpu_matmul_avx2[];
+extern const cpu_matmul cpu_matmul_avx2[], cpu_matmul_avx512[];
 void cpu_matmul_decoded_fused(const cpu_matmul_work *k); /* any weights decoded to f32 first, with AVX2 and FMA */
 void cpu_q8_quantize_avx2(const float *x, int64_t n, cpu_q8 *out);
+#endif
+#if defined(__aarch64__)
+extern const cpu_matmul cpu_matmul_neon[];
 #endif
 
 #endif

@@ -19,7 +19,6 @@
 
 #include "device/cpu/cpu_matmul.h"
 #include "device/cpu/cpu_matmul_loops.h"
-#include "formats/decode_kernels.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
  * file. What is included above is compiled for any CPU. */
@@ -29,16 +28,13 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+#include "device/cpu/cpu_matmul_x86.h" /* compiled for these instructions */
+
 enum { MOST_ROWS = 4, AHEAD = 1536 }; /* bytes that the stream asks for in advance */
 
 UNCHECKED_LOOP void cpu_q8_quantize_avx2(const float *x, int64_t n, cpu_q8 *out)
 {
     q8_quantize(x, n, out);
-}
-
-CPU_LOOP __m256i load(const void *p)
-{
-    return _mm256_loadu_si256((const __m256i *)p);
 }
 
 /* 12 + twice the value of each low nibble. */
@@ -47,41 +43,6 @@ CPU_LOOP __m256i weights_of(__m256i codes)
     const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12,
                                            11, 10, 9, 8, 6, 4, 0);
     return _mm256_shuffle_epi8(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
-}
-
-/* The scales of a chunk's eight blocks: a code becomes the exponent of an f32; code 0 is 2^-127. */
-CPU_LOOP __m256 mxfp4_scales(const uint8_t *codes)
-{
-    const __m256i deal = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 4, -1, -1, -1, 6, -1, -1, -1, 1, -1, -1, -1, 3, -1, -1,
-                                          -1, 5, -1, -1, -1, 7);
-    __m256i all = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)codes));
-    __m256i bits = _mm256_srli_epi32(_mm256_shuffle_epi8(all, deal), 1);
-    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
-}
-
-/* e4m3 codes in the low bytes of eight words. */
-CPU_LOOP __m256 e4m3_of(__m256i code)
-{
-    const __m256i low = _mm256_set1_epi32(0x7F), nan = _mm256_set1_epi32(0x7FC00000);
-    __m256i magnitude = _mm256_and_si256(code, low), sign = _mm256_slli_epi32(_mm256_srli_epi32(code, 7), 31);
-    __m256i value = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), _mm256_set1_ps(0x1p120f)));
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_blendv_epi8(value, nan, _mm256_cmpeq_epi32(magnitude, low)), sign));
-}
-
-/* The scales of a group's eight half blocks. */
-CPU_LOOP __m256 nvfp4_scales(const uint8_t *codes, float outer)
-{
-    const __m256i deal = _mm256_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 4, -1, -1, -1, 5, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 6, -1,
-                                          -1, -1, 7, -1, -1, -1);
-    __m256i all = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)codes));
-    return _mm256_mul_ps(e4m3_of(_mm256_shuffle_epi8(all, deal)), _mm256_set1_ps(outer));
-}
-
-CPU_LOOP float fold(__m256 lanes)
-{
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two))) + 0.0f;
 }
 
 /* ---- stream ---- */
@@ -179,14 +140,6 @@ CPU_LOOP void stream_all(const cpu_matmul_work *k, bool mx)
         stream_rows(k, mx, first, 1);
 }
 
-static void touch_work(const cpu_matmul_work *k, size_t row_bytes)
-{
-    size_t bytes = format_row_bytes(k->w->format, k->w->cols);
-    touch_range(k->w->data + (size_t)k->first * bytes, bytes * (size_t)k->columns);
-    for (int i = 0; i < k->rows; i++)
-        touch_range(cpu_work_row(k, i), row_bytes);
-}
-
 UNCHECKED_LOOP static void q8_stream(const cpu_matmul_work *k)
 {
     touch_work(k, (size_t)cpu_q8_chunks(k->w->cols) * sizeof(cpu_q8));
@@ -197,27 +150,6 @@ UNCHECKED_LOOP static void q8_stream(const cpu_matmul_work *k)
 }
 
 /* ---- panel ---- */
-
-enum { WORD_BYTES = 4 * CPU_PANEL_COLUMNS };
-
-typedef struct panel {
-    uint8_t *bytes;
-    float *scales, *lanes;
-    int units_per_block;  /* 1 in mxfp4, 2 in nvfp4 */
-    int64_t units;        /* with scales: blocks of weights */
-    int64_t lane_units;   /* room for the units of a lane */
-} panel;
-
-static panel panel_of(const cpu_matmul_work *k, bool mx)
-{
-    int64_t chunks = cpu_q8_chunks(k->w->cols);
-    panel p = {.bytes = k->scratch, .units_per_block = mx ? 1 : 2};
-    p.units = k->w->cols / (mx ? MXFP4_BLOCK : NVFP4_BLOCK);
-    p.lane_units = chunks * p.units_per_block;
-    p.scales = (float *)(void *)(p.bytes + chunks * CPU_Q8_CHUNK * CPU_PANEL_COLUMNS);
-    p.lanes = p.scales + chunks * (CPU_Q8_CHUNK / NVFP4_BLOCK) * CPU_PANEL_COLUMNS;
-    return p;
-}
 
 CPU_LOOP void transpose_words(__m256i v[8])
 {
@@ -308,22 +240,12 @@ CPU_LOOP void panel_fill(const panel *p, const matrix *w, bool mx, int64_t first
     }
 }
 
-/* Where the values, the scale and the bias of unit number `step` of a lane lie in a row. */
-typedef struct unit_place {
-    size_t values, scale, bias; /* bytes */
-} unit_place;
-
-CPU_LOOP unit_place place_of(bool mx, int lane, int64_t step)
+UNCHECKED_LOOP void cpu_panel_fill_avx2(const panel *p, const matrix *w, int64_t first, int columns)
 {
-    if (mx) {
-        size_t chunk = (size_t)step * sizeof(cpu_q8), place = (size_t)cpu_q8_place(lane);
-        return (unit_place){chunk + (size_t)(lane / 4 * 128 + lane % 4 * 16), chunk + offsetof(cpu_q8, scales) + place * sizeof(float),
-                            chunk + offsetof(cpu_q8, bias) + place * 4};
-    }
-    size_t chunk = (size_t)(step / 2) * sizeof(cpu_q8), group = (size_t)(step % 2), block = group * 4 + (size_t)lane / 2;
-    return (unit_place){chunk + group * 128 + (size_t)lane * 8,
-                        chunk + offsetof(cpu_q8, scales) + (size_t)cpu_q8_place((int)block) * sizeof(float),
-                        chunk + offsetof(cpu_q8, half_bias) + (group * 8 + (size_t)cpu_q8_half_place(lane)) * 4};
+    if (w->format->id == FORMAT_MXFP4)
+        panel_fill(p, w, true, first, columns);
+    else
+        panel_fill(p, w, false, first, columns);
 }
 
 CPU_LOOP __m256i broadcast_word(const char *p)
@@ -378,21 +300,6 @@ CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x
     }
 }
 
-/* The lanes of a row to its results, eight columns at a time. */
-CPU_LOOP void panel_fold(const float *lanes, int columns, float *y)
-{
-    enum { LANE = CPU_PANEL_ROWS * CPU_PANEL_COLUMNS };
-    float all[CPU_PANEL_COLUMNS];
-    for (int v = 0; v < CPU_PANEL_COLUMNS; v += 8) {
-        __m256 l[4];
-        for (int i = 0; i < 4; i++)
-            l[i] = _mm256_add_ps(_mm256_loadu_ps(lanes + i * LANE + v), _mm256_loadu_ps(lanes + (i + 4) * LANE + v));
-        __m256 sum = _mm256_add_ps(_mm256_add_ps(l[0], l[2]), _mm256_add_ps(l[1], l[3]));
-        _mm256_storeu_ps(all + v, _mm256_add_ps(sum, _mm256_setzero_ps()));
-    }
-    memcpy(y, all, (size_t)columns * sizeof *y);
-}
-
 CPU_LOOP void panel_rows(const cpu_matmul_work *k, const panel *p, bool mx, int tile, int first, int rows, int column, int columns)
 {
     const char *x[CPU_PANEL_ROWS];
@@ -419,7 +326,7 @@ CPU_LOOP void panel_all(const cpu_matmul_work *k, bool mx, int tile)
     touch_range(k->scratch, cpu_matmul_scratch_bytes(k->w->cols));
     for (int column = 0; column < k->columns; column += CPU_PANEL_COLUMNS) {
         int columns = k->columns - column < CPU_PANEL_COLUMNS ? k->columns - column : CPU_PANEL_COLUMNS;
-        panel_fill(&p, k->w, mx, k->first + column, columns);
+        cpu_panel_fill_avx2(&p, k->w, k->first + column, columns);
         for (int first = 0; first < k->rows; first += CPU_PANEL_ROWS)
             panel_rows(k, &p, mx, tile, first, k->rows - first < CPU_PANEL_ROWS ? k->rows - first : CPU_PANEL_ROWS, column, columns);
     }
@@ -443,17 +350,34 @@ UNCHECKED_LOOP static void q8_panel_3(const cpu_matmul_work *k)
 
 /* ---- f32, bf16 and fp8 weights with f32 rows ---- */
 
-/* Eight weights. An e4m3 code, its exponent and mantissa moved to where an f32 has them, is the value times 2^-120. */
-CPU_LOOP __m256 f32_weights(format_id id, const uint8_t *data, int64_t at, __m256 scale)
+/* Eight e4m3 codes out of 16 that are in both halves. A code, its exponent and mantissa moved to where an f32 has them, is the value
+ * times 2^-120. */
+CPU_LOOP __m256 e4m3_weights(__m256i codes, int half, __m256 scale)
 {
-    if (id == FORMAT_F32)
-        return _mm256_loadu_ps((const float *)(const void *)(data + 4 * at));
-    if (id == FORMAT_BF16)
-        return _mm256_castsi256_ps(
-            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(data + 2 * at))), 16));
-    __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(data + at)));
-    code = _mm256_and_si256(_mm256_slli_epi32(code, 20), _mm256_set1_epi32((int)0x87F00000u));
-    return _mm256_mul_ps(_mm256_castsi256_ps(code), scale);
+    const __m256i first = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4, -1, -1, -1, 5, -1, -1,
+                                           -1, 6, -1, -1, -1, 7);
+    const __m256i second = _mm256_setr_epi8(-1, -1, -1, 8, -1, -1, -1, 9, -1, -1, -1, 10, -1, -1, -1, 11, -1, -1, -1, 12, -1, -1, -1, 13,
+                                            -1, -1, -1, 14, -1, -1, -1, 15);
+    __m256i word = _mm256_srai_epi32(_mm256_shuffle_epi8(codes, half == 0 ? first : second), 4);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(word, _mm256_set1_epi32((int)0x87F00000u))), scale);
+}
+
+/* 16 weights; seen gathers the largest e4m3 magnitude. */
+CPU_LOOP void f32_weights(format_id id, const uint8_t *data, int64_t at, __m256 scale, __m256i *seen, __m256 out[2])
+{
+    if (id == FORMAT_FP8_BLOCK) {
+        __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(data + at)));
+        *seen = _mm256_max_epu8(*seen, _mm256_and_si256(codes, _mm256_set1_epi8(0x7F)));
+        out[0] = e4m3_weights(codes, 0, scale);
+        out[1] = e4m3_weights(codes, 1, scale);
+        return;
+    }
+    for (int half = 0; half < 2; half++, at += 8)
+        if (id == FORMAT_F32)
+            out[half] = _mm256_loadu_ps((const float *)(const void *)(data + 4 * at));
+        else
+            out[half] = _mm256_castsi256_ps(
+                _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(data + 2 * at))), 16));
 }
 
 /* The scale of an e4m3 weight times 2^120. */
@@ -472,12 +396,14 @@ CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns
     size_t row_bytes = format_row_bytes(w->format, w->cols);
     const uint8_t *data = w->data + (size_t)first * row_bytes;
     __m256 sum[MOST_ROWS * 2][2], scale[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    __m128i largest = _mm_setzero_si128();
+    __m256i largest = _mm256_setzero_si256();
     float largest_scale = 0;
     for (int i = 0; i < rows * columns; i++)
         sum[i][0] = sum[i][1] = _mm256_setzero_ps();
     for (int64_t block = 0; block < w->cols; block += 128) {
-        int64_t end = block + 128 < w->cols ? block + 128 : w->cols;
+        int64_t end = block + 128 < w->cols ? block + 128 : w->cols, bytes = id == FORMAT_F32 ? 4 : id == FORMAT_BF16 ? 2 : 1;
+        for (int64_t next = 0; next < 128 * bytes * columns; next += 64) /* the same part of the columns that come next */
+            _mm_prefetch((const char *)data + (size_t)columns * row_bytes + (size_t)(block * bytes * columns + next), _MM_HINT_T0);
         for (int c = 0; fp8 && c < columns; c++) {
             float raised = raised_scale(w, first + c, block);
             scale[c] = _mm256_set1_ps(raised);
@@ -485,20 +411,18 @@ CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns
         }
         for (int64_t k = block; k < end; k += 16)
             for (int c = 0; c < columns; c++) {
-                const uint8_t *column = data + (size_t)c * row_bytes;
-                __m256 w0 = f32_weights(id, column, k, scale[c]), w1 = f32_weights(id, column, k + 8, scale[c]);
-                if (fp8)
-                    largest = _mm_max_epu8(largest, _mm_and_si128(_mm_loadu_si128((const __m128i *)(const void *)(column + k)), _mm_set1_epi8(0x7F)));
+                __m256 weights[2];
+                f32_weights(id, data + (size_t)c * row_bytes, k, scale[c], &largest, weights);
                 for (int r = 0; r < rows; r++) {
-                    sum[r * columns + c][0] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(x[r] + k), sum[r * columns + c][0]);
-                    sum[r * columns + c][1] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(x[r] + k + 8), sum[r * columns + c][1]);
+                    sum[r * columns + c][0] = _mm256_fmadd_ps(weights[0], _mm256_loadu_ps(x[r] + k), sum[r * columns + c][0]);
+                    sum[r * columns + c][1] = _mm256_fmadd_ps(weights[1], _mm256_loadu_ps(x[r] + k + 8), sum[r * columns + c][1]);
                 }
             }
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             y[(size_t)r * y_stride + (size_t)c] = fold(_mm256_add_ps(sum[r * columns + c][0], sum[r * columns + c][1]));
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(0x7F))) == 0 && largest_scale == 0.0f;
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, _mm256_set1_epi8(0x7F))) == 0 && largest_scale == 0.0f;
 }
 
 /* Columns that need a decoder which knows all codes. */
