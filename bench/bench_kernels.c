@@ -265,8 +265,8 @@ static void print_head(const bench *b)
     else
         printf("%d threads; reading %.1f GB/s (one thread %.1f), fused f32 %.0f GFLOP/s, bytes %.0f Gop/s\n\n"
                "%-9s %-12s %-11s %6s %6s %5s  %-18s %10s %7s %8s %7s %7s\n",
-               b->threads, b->read_all, b->read_one, b->fma, b->bytes, "model", "weight", "format", "n", "k", "rows", "kernel", "us", "GB/s",
-               "GFLOP/s", "read", "peak");
+               b->threads, b->read_all, b->read_one, b->fma, b->bytes, "model", "weight", "format", "n", "k", "rows", "kernel", "us",
+               "GB/s", "GFLOP/s", "read", "peak");
 }
 
 int main(int argc, char **argv)
@@ -291,8 +291,8 @@ int main(int argc, char **argv)
             model_name = argv[i];
     }
     if (b.threads < 1 || b.threads > MOST_THREADS || b.rounds < 1 || b.only_rows < 0 || b.only_rows > MOST_ROWS) {
-        fprintf(stderr, "usage: bench_kernels [--json] [--all] [--cpu] [--threads 1..%d] [--rows 1..%d] [--rounds N] [MODEL]\n", MOST_THREADS,
-                MOST_ROWS);
+        fprintf(stderr, "usage: bench_kernels [--json] [--all] [--cpu] [--threads 1..%d] [--rows 1..%d] [--rounds N] [MODEL]\n",
+                MOST_THREADS, MOST_ROWS);
         return 2;
     }
     pool *alone = pool_create(1, &err);

@@ -1,6 +1,6 @@
 /* The kernels for CPUs with AVX2 and FMA. The 16 lanes of a sum are two registers, and the additions of one sum wait for each other,
- * so several sums run side by side: three rows by two columns fill 12 of the 16 registers and need 5 loads for 6 products; rows that are left go
- * alone, by four columns. (Measured on Zen 3, n = 384: 37 G products/s per core for three rows, 31 for one, 29 for two by two.)
+ * so several sums run side by side: three rows by two columns fill 12 of the 16 registers and need 5 loads for 6 products; rows that are
+ * left go alone, by four columns. (Measured on Zen 3, n = 384: 37 G products/s per core for three rows, 31 for one, 29 for two by two.)
  * In `dots` multiplication and addition stay separate: a fused one rounds once and gives other bits. The tiles are the same for both
  * kinds, which one is a constant where they are inlined.
  *
@@ -59,16 +59,32 @@ TILE __m128 fold_four(__m128 a, __m128 b, __m128 c, __m128 d, bool fused)
     return fused ? _mm_add_ps(sum, _mm_setzero_ps()) : sum;
 }
 
-/* The sums of a tile over whole vectors, n % 16 == 0; rows and columns are constants where this is inlined. */
+/* Adds a tile over whole vectors, n % 16 == 0; rows and columns are constants where this is inlined. */
+TILE void tile_add(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, bool fused,
+                   __m256 sums[MOST_SUMS][2])
+{
+    for (int64_t k = 0; k + LANES <= n; k += LANES) {
+        tile_step(w, w_stride, columns, x, rows, k, 0, fused, sums);
+        tile_step(w, w_stride, columns, x, rows, k + WIDTH, 1, fused, sums);
+    }
+}
+
 TILE void tile_sums(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, bool fused,
                     __m256 sums[MOST_SUMS][2])
 {
     for (int i = 0; i < rows * columns; i++)
         sums[i][0] = sums[i][1] = _mm256_setzero_ps();
-    for (int64_t k = 0; k + LANES <= n; k += LANES) {
-        tile_step(w, w_stride, columns, x, rows, k, 0, fused, sums);
-        tile_step(w, w_stride, columns, x, rows, k + WIDTH, 1, fused, sums);
-    }
+    tile_add(w, w_stride, columns, x, rows, n, fused, sums);
+}
+
+/* The six results of three rows by two columns. */
+TILE void store_3x2(__m256 sums[MOST_SUMS][2], bool fused, float *y)
+{
+    __m128 four = fold_four(fold(sums[0]), fold(sums[1]), fold(sums[2]), fold(sums[3]), fused);
+    __m128 f = fold(sums[4]), g = fold(sums[5]), two = fold_four(f, g, f, g, fused);
+    _mm_storel_pi((__m64 *)(void *)y, four);
+    _mm_storeh_pi((__m64 *)(void *)(y + CPU_COLUMN_BLOCK), four);
+    _mm_storel_pi((__m64 *)(void *)(y + 2 * CPU_COLUMN_BLOCK), two);
 }
 
 TILE void tile_3x2(const float *w, int64_t w_stride, const float *const *x, int64_t n, bool fused, float *y)
@@ -76,11 +92,35 @@ TILE void tile_3x2(const float *w, int64_t w_stride, const float *const *x, int6
     const float *const rows[3] = {x[0], x[1], x[2]};
     __m256 sums[MOST_SUMS][2];
     tile_sums(w, w_stride, 2, rows, 3, n, fused, sums);
-    __m128 four = fold_four(fold(sums[0]), fold(sums[1]), fold(sums[2]), fold(sums[3]), fused);
-    __m128 f = fold(sums[4]), g = fold(sums[5]), two = fold_four(f, g, f, g, fused);
-    _mm_storel_pi((__m64 *)(void *)y, four);
-    _mm_storeh_pi((__m64 *)(void *)(y + CPU_COLUMN_BLOCK), four);
-    _mm_storel_pi((__m64 *)(void *)(y + 2 * CPU_COLUMN_BLOCK), two);
+    store_3x2(sums, fused, y);
+}
+
+enum { PIECE = 512, PIECE_ROWS = 24 };
+
+/* Long vectors, rows a multiple of three up to PIECE_ROWS: all tiles over one piece of the vectors before the next piece, so that eight
+ * columns of it stay in the first cache; the lanes wait in memory. */
+TILE void dots_in_pieces(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, bool fused, float *y)
+{
+    __m256 kept[PIECE_ROWS / 3 * CPU_COLUMN_BLOCK / 2][MOST_SUMS][2];
+    for (int64_t k = 0; k < n; k += PIECE) {
+        int64_t length = n - k < PIECE ? n - k : PIECE;
+        for (int r = 0, tile = 0; r < rows; r += 3)
+            for (int c = 0; c < columns; c += 2, tile++) {
+                const float *const at[3] = {x[r] + k, x[r + 1] + k, x[r + 2] + k};
+                __m256 sums[MOST_SUMS][2];
+                for (int i = 0; i < MOST_SUMS; i++)
+                    for (int half = 0; half < 2; half++)
+                        sums[i][half] = k == 0 ? _mm256_setzero_ps() : kept[tile][i][half];
+                tile_add(w + c * w_stride + k, w_stride, 2, at, 3, length, fused, sums);
+                if (k + length == n) {
+                    store_3x2(sums, fused, y + r * CPU_COLUMN_BLOCK + c);
+                    continue;
+                }
+                for (int i = 0; i < MOST_SUMS; i++)
+                    for (int half = 0; half < 2; half++)
+                        kept[tile][i][half] = sums[i][half];
+            }
+    }
 }
 
 TILE void tile_1x4(const float *w, int64_t w_stride, const float *x, int64_t n, bool fused, float *y)
@@ -124,6 +164,11 @@ TILE void dots_row(const float *w, int64_t w_stride, int columns, const float *x
 TILE void dots_tiled(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, bool fused, float *y)
 {
     int r = 0, pairs = columns / 2 * 2;
+    for (; n % LANES == 0 && n > PIECE && columns % 2 == 0 && rows - r >= 6;) {
+        int together = rows - r > PIECE_ROWS ? PIECE_ROWS : (rows - r) / 3 * 3;
+        dots_in_pieces(w, w_stride, columns, x + r, together, n, fused, y + r * CPU_COLUMN_BLOCK);
+        r += together;
+    }
     for (; n % LANES == 0 && r + 3 <= rows; r += 3) {
         for (int c = 0; c < pairs; c += 2)
             tile_3x2(w + c * w_stride, w_stride, x + r, n, fused, y + r * CPU_COLUMN_BLOCK + c);

@@ -171,7 +171,7 @@ const cpu_matmul cpu_matmul_generic[] = {
 #if defined(__x86_64__)
 static const cpu_matmul avx2_decoded[] = {
     {"avx2 3x2", "avx2", CPU_INPUT_EXACT, 1, exact_avx2},
-    {"avx2 3x2", "avx2", CPU_INPUT_F32, 6, cpu_matmul_decoded_fused},
+    {"avx2 3x2", "avx2", CPU_INPUT_F32, 16, cpu_matmul_decoded_fused},
     {0},
 };
 #endif

@@ -390,7 +390,8 @@ CPU_LOOP float raised_scale(const matrix *w, int64_t row, int64_t col)
 }
 
 /* Columns first .. of some rows over whole groups of 16 values. False: there is a weight or a scale that this cannot decode. */
-CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns, const float *const *x, int rows, float *y, size_t y_stride)
+CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns, const float *const *x, int rows, float *y,
+                       size_t y_stride)
 {
     bool fp8 = id == FORMAT_FP8_BLOCK;
     size_t row_bytes = format_row_bytes(w->format, w->cols);

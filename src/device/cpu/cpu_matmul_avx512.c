@@ -48,7 +48,8 @@ CPU_LOOP __m256 scaled(__m256i sum, const void *bias, __m256 weight, __m256 in, 
 CPU_LOOP void stream_chunk(q8_column c, bool mx, float outer, const cpu_q8 *const *x, int64_t at, int rows, __m256 *lanes)
 {
     __m512i first = _mm512_loadu_si512(c.codes), second = _mm512_loadu_si512(c.codes + 64);
-    __m512i w[4] = {weights_of(first), weights_of(_mm512_srli_epi16(first, 4)), weights_of(second), weights_of(_mm512_srli_epi16(second, 4))};
+    __m512i w[4] = {weights_of(first), weights_of(_mm512_srli_epi16(first, 4)), weights_of(second),
+                    weights_of(_mm512_srli_epi16(second, 4))};
     for (int r = 0; r < rows; r++) {
         const cpu_q8 *q = &x[r][at];
         __m256i a = group_sums(w[0], w[1], q->values), b = group_sums(w[2], w[3], q->values + 128);
