@@ -207,7 +207,7 @@ static const cpu_matmul *variant_at(cpu_input input, const char *set, int index)
 
 const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index)
 {
-    return variant_at(input, set && variant_at(input, set, 0) ? set : set ? "generic" : NULL, index);
+    return variant_at(input, set && variant_at(input, set, 0) ? set : NULL, index);
 }
 
 int cpu_matmul_by_rule(cpu_input input, const char *set, int rows)

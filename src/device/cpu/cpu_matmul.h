@@ -93,7 +93,7 @@ typedef struct cpu_matmul {
 } cpu_matmul;
 
 /* The variants for an input that this build on this CPU can run; NULL behind the last. set: only those of this instruction set;
- * NULL: all. Where a set has none for an input, the generic ones stand in. */
+ * NULL: all. Where a set has none for an input, all stand in. */
 const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index);
 
 bool cpu_matmul_set_known(const char *set); /* whether this CPU has kernels of that name */
