@@ -70,6 +70,7 @@ device *runner_create_device(const runner_values *v, const model *m, int64_t max
                                 .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
                                 .max_rows = rows,
                                 .max_context = (int)max_tokens,
+                                .exact = v->exact,
                                 .tuned = tuned.length ? tuned.data : NULL,
                                 .kernels = v->kernels};
         made = cpu_device_create(m, &limits, err);

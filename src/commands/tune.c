@@ -40,7 +40,10 @@ static const option tune_options_table[] = {
     {.name = "tp", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1024, .by_default = "1", .offset = AT(tensor_parallel),
      .help = "Devices that share a model. Only 1 so far."},
     {.name = "kv-dtype", .type = OPTION_CHOICE, .choices = runner_kv_choices, .by_default = "auto",
-     .offset = RUNNER_OFFSET(tune_values, kv), .help = "Number format of the cache that attention is measured with. auto is bf16."},
+     .offset = RUNNER_OFFSET(tune_values, kv),
+     .help = "Number format of the cache that attention is measured with. auto is bf16, and f32 with --exact."},
+    {.name = "exact", .type = OPTION_FLAG, .offset = RUNNER_OFFSET(tune_values, exact),
+     .help = "Measure the kernels that other commands use with --exact. They have a table of their own."},
     {.name = "rows", .type = OPTION_TEXT, .metavar = "LIST", .by_default = "1,4,16,64,256", .group = "Measuring", .offset = AT(rows),
      .help = "Rows of a step to measure, separated by commas. Each stands for its bucket: up to 1, 4, 16, 64, 256, and more."},
     {.name = "time", .type = OPTION_NUMBER, .metavar = "S", .least = 0.0001, .most = 3600, .by_default = "0.2", .group = "Measuring",
@@ -199,9 +202,10 @@ static bool start_device(const tune_values *v, tune_job *j, error *err)
 {
     int most = 0;
     const model_config *m = &j->runner.model->config;
-    device_limits limits = {.kv = v->runner.kv ? (kv_dtype)(v->runner.kv - 1) : KV_BF16,
+    device_limits limits = {.kv = v->runner.kv ? (kv_dtype)(v->runner.kv - 1) : v->runner.exact ? KV_F32 : KV_BF16,
                             .threads = v->runner.threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->runner.threads,
-                            .max_context = m->max_positions};
+                            .max_context = m->max_positions,
+                            .exact = v->runner.exact};
     for (int i = 0; i < j->row_count; i++)
         most = j->rows[i] > most ? j->rows[i] : most;
     if (most > m->max_positions)

@@ -110,6 +110,7 @@ typedef struct device_limits {
     int threads;     /* CPU: workers, the caller included */
     int max_rows;    /* rows of one step */
     int max_context; /* positions of one sequence */
+    bool exact;          /* f32 activations, summed as in the reference; else 4-bit weights meet 8-bit activations */
     const char *tuned;   /* directory where a tuned table of this device may be; NULL: none */
     const char *kernels; /* a level or a variant to be used wherever it exists; NULL: free choice */
 } device_limits;

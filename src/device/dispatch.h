@@ -83,7 +83,7 @@ typedef struct dispatch_table {
     const char *const *levels; /* [level_count] "generic", "avx2", ...: the lowest first */
     int level_count;
     int level;             /* the highest one that this machine runs */
-    char device_name[64];  /* names the file in tuned/: "amd-epyc-avx2-2t" */
+    char device_name[80];  /* names the file in tuned/: "amd-epyc-avx2-2t", "amd-epyc-avx2-2t-exact" */
     char tuned_path[512];  /* the table that was read; "": none */
     int stale;             /* rows of that table which could not be used: another version's, or of a variant that is gone */
     char stale_words[256]; /* the first of them, as a sentence */

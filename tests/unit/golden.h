@@ -30,7 +30,7 @@ typedef struct rig {
     session *session;
 } rig;
 
-static inline rig rig_open(const char *directory, kv_dtype kv, int threads, int max_tokens)
+static inline rig rig_open_as(const char *directory, kv_dtype kv, int threads, int max_tokens, bool exact, const char *kernels)
 {
     error err = {0};
     rig r = {0};
@@ -40,14 +40,22 @@ static inline rig rig_open(const char *directory, kv_dtype kv, int threads, int 
     r.model->config.latent_norm_eps = HF_LATENT_EPS;
     if (max_tokens > r.model->config.max_positions)
         max_tokens = r.model->config.max_positions;
-    device_limits limits = {.kv = kv, .threads = threads, .max_rows = RIG_ROWS, .max_context = max_tokens};
+    device_limits limits = {.kv = kv, .threads = threads, .max_rows = RIG_ROWS, .max_context = max_tokens,
+                            .exact = exact, .kernels = kernels};
     r.device = cpu_device_create(r.model, &limits, &err);
-    assert_non_null(r.device);
+    if (!r.device)
+        fail_msg("%s", err.text);
     r.forward = forward_create(r.device, RIG_ROWS, RIG_ROWS, &err);
     r.pages = kv_pages_create(r.device, 2 * max_tokens, &err);
     r.session = session_create(r.forward, r.pages, max_tokens, RIG_ROWS, &err);
     assert_non_null(r.session);
     return r;
+}
+
+/* As HF computes. */
+static inline rig rig_open(const char *directory, kv_dtype kv, int threads, int max_tokens)
+{
+    return rig_open_as(directory, kv, threads, max_tokens, true, NULL);
 }
 
 static inline void rig_close(rig *r)

@@ -44,22 +44,21 @@ static block block_of(uint64_t seed, size_t count, size_t skew)
     return b;
 }
 
-static float slow_dot(const float *a, const float *b, int64_t n)
+static float slow_dot(const float *a, const float *b, int64_t n, bool fused)
 {
     volatile float lane[16] = {0};
     for (int64_t k = 0; k < n; k++) {
         volatile float product = a[k] * b[k];
-        lane[k % 16] = lane[k % 16] + product;
+        lane[k % 16] = fused ? fmaf(a[k], b[k], lane[k % 16]) : lane[k % 16] + product;
     }
     for (int width = 8; width > 0; width /= 2)
         for (int j = 0; j < width; j++)
             lane[j] = lane[j] + lane[j + width];
-    return lane[0];
+    return fused ? lane[0] + 0.0f : lane[0];
 }
 
-static void test_dots(void **state)
+static void check_dots(bool fused)
 {
-    (void)state;
     for (uint64_t round = 0; round < ROUNDS; round++) {
         int64_t unit = round % 2 ? 16 : 1, n = (int64_t)(word(round, 0) % LONGEST) / unit * unit; /* 16: no end of a vector */
         int64_t stride = n + (int64_t)(word(round, 1) % 5);
@@ -74,16 +73,24 @@ static void test_dots(void **state)
             expected[i] = 77.0f; /* what lies beside the results stays */
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < columns; c++)
-                expected[r * CPU_COLUMN_BLOCK + c] = slow_dot(w.values + c * stride, x[r], n);
+                expected[r * CPU_COLUMN_BLOCK + c] = slow_dot(w.values + c * stride, x[r], n, fused);
         for (int v = 0; cpu_kernels_at(v); v++) {
             for (int i = 0; i < MOST_ROWS * CPU_COLUMN_BLOCK; i++)
                 got[i] = 77.0f;
-            cpu_kernels_at(v)->dots(w.values, stride, columns, x, rows, n, got);
+            const cpu_kernels *k = cpu_kernels_at(v);
+            (fused ? k->dots_fused : k->dots)(w.values, stride, columns, x, rows, n, got);
             assert_memory_equal(got, expected, sizeof got);
         }
         free(w.memory);
         free(in.memory);
     }
+}
+
+static void test_dots(void **state)
+{
+    (void)state;
+    check_dots(false);
+    check_dots(true);
 }
 
 static void test_add_scaled(void **state)
@@ -200,28 +207,127 @@ static void test_decoders(void **state)
     decoding_free(&d);
 }
 
-/* The whole model: logits of a prompt longer than index_topk, in the variant that was chosen and in all others. */
-static void test_model(void **state)
+static double log_sum_exp(const float *logits, size_t n)
 {
-    (void)state;
-    enum { COUNT = 280 };
-    int32_t ids[COUNT];
-    for (int i = 0; i < COUNT; i++)
+    double largest = -INFINITY, sum = 0;
+    for (size_t i = 0; i < n; i++)
+        largest = fmax(largest, (double)logits[i]);
+    for (size_t i = 0; i < n; i++)
+        sum += exp((double)logits[i] - largest);
+    return largest + log(sum);
+}
+
+/* KL(a || b) of the distributions of two rows of logits. */
+static double divergence(const float *a, const float *b, size_t n)
+{
+    double total_a = log_sum_exp(a, n), total_b = log_sum_exp(b, n), sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double log_a = (double)a[i] - total_a;
+        sum += exp(log_a) * (log_a - ((double)b[i] - total_b));
+    }
+    return sum;
+}
+
+enum { PROMPT = 280, SHORT_PROMPT = 40 }; /* the first is longer than index_topk; fused sums without an instruction are slow */
+
+static float *prompt_logits(rig *r, int count)
+{
+    int32_t ids[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
         ids[i] = (int32_t)(word(13, (uint64_t)i) % 4000);
-    rig r = rig_open(NANO, KV_BF16, 2, 512);
-    size_t bytes = COUNT * (size_t)r.model->config.vocab_size * sizeof(float);
-    assert_non_null(strstr(r.device->description, cpu_kernels_at(0)->name));
-    float *chosen = rig_all_logits(&r, ids, COUNT, 100);
-    for (int v = 1; cpu_kernels_at(v); v++) {
-        error err = {0};
-        assert_true(dispatch_resolve(r.device->dispatch, NULL, cpu_kernels_at(v)->name, &err));
-        assert_ptr_equal(cpu_kernels_for(cpu_of(r.device), dispatch_linear, &r.model->lm_head, 3), cpu_kernels_at(v));
-        float *other = rig_all_logits(&r, ids, COUNT, 100);
+    return rig_all_logits(r, ids, count, 100);
+}
+
+/* The whole model: logits of a prompt in the kernels that were chosen, with every variant in turn for all shapes, and in those
+ * of every instruction set. */
+static void check_model(bool exact)
+{
+    rig r = rig_open_as(NANO, KV_BF16, 2, 512, exact, NULL);
+    int count = exact ? PROMPT : SHORT_PROMPT;
+    size_t bytes = (size_t)count * (size_t)r.model->config.vocab_size * sizeof(float);
+    dispatch_table *t = r.device->dispatch;
+    float *chosen = prompt_logits(&r, count);
+    for (int v = 0, most = 1; v < most; v++) {
+        for (int i = 0; i < t->count; i++) {
+            int choices[CPU_MOST_MATMULS], found = dispatch_choices(t, &t->rows[i].key, choices, CPU_MOST_MATMULS);
+            assert_in_range(found, 1, CPU_MOST_MATMULS);
+            most = found > most ? found : most;
+            if (v < found)
+                dispatch_set(t, &t->rows[i], choices[v]);
+        }
+        float *other = prompt_logits(&r, count);
         assert_memory_equal(chosen, other, bytes);
         free(other);
     }
-    free(chosen);
     rig_close(&r);
+    for (int v = 0; cpu_kernels_at(v); v++) {
+        r = rig_open_as(NANO, KV_BF16, 2, 512, exact, cpu_kernels_at(v)->name);
+        const cpu_matmul *kernel = cpu_matmul_for(cpu_of(r.device), dispatch_linear, &r.model->lm_head, 3);
+        assert_string_equal(kernel->set, cpu_kernels_at(v)->name);
+        assert_true((kernel->input == CPU_INPUT_EXACT) == exact);
+        assert_non_null(strstr(r.device->description, cpu_kernels_at(v)->name));
+        float *other = prompt_logits(&r, count);
+        assert_memory_equal(chosen, other, bytes);
+        free(other);
+        rig_close(&r);
+    }
+    free(chosen);
+}
+
+static void test_model(void **state)
+{
+    (void)state;
+    check_model(true);
+    check_model(false);
+}
+
+static void test_unknown_kernels_are_refused(void **state)
+{
+    (void)state;
+    error err = {0};
+    model *m = model_open(NANO, &err);
+    device_limits limits = {.kv = KV_BF16, .threads = 1, .max_rows = 8, .max_context = 64, .kernels = "avx9"};
+    assert_null(cpu_device_create(m, &limits, &err));
+    assert_non_null(strstr(err.text, "avx9"));
+    model_close(m);
+}
+
+typedef struct closeness {
+    double divergence;
+    int tokens, same; /* same: the first choice */
+} closeness;
+
+static void compare_modes(const char *prompt, closeness *sum)
+{
+    golden g = golden_open("golden_mxfp4", prompt);
+    rig exact = rig_open_as(NANO, KV_F32, 2, 512, true, NULL), fast = rig_open_as(NANO, KV_F32, 2, 512, false, NULL);
+    int count = g.count < 300 ? g.count : 300;
+    size_t vocab = (size_t)exact.model->config.vocab_size;
+    float *a = rig_all_logits(&exact, g.ids, count, 100), *b = rig_all_logits(&fast, g.ids, count, 100);
+    for (int i = 0; i < count; i++) {
+        sum->divergence += divergence(a + (size_t)i * vocab, b + (size_t)i * vocab, vocab);
+        sum->same += argmax(a + (size_t)i * vocab, (int)vocab) == argmax(b + (size_t)i * vocab, (int)vocab);
+    }
+    sum->tokens += count;
+    free(a);
+    free(b);
+    rig_close(&exact);
+    rig_close(&fast);
+    golden_close(&g);
+}
+
+/* 8-bit activations change the distribution of the next token by little. */
+static void test_fast_is_close_to_exact(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"arith", "chat", "tool", "retr1200"};
+    closeness sum = {0};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        compare_modes(texts[i], &sum);
+    print_message("%d tokens: mean KL %.2e, the same first choice for %.1f%%\n", sum.tokens, sum.divergence / sum.tokens,
+                  100.0 * sum.same / sum.tokens);
+    assert_true(sum.divergence > 0); /* it is another mode */
+    assert_true(sum.divergence / sum.tokens <= 1e-3);
 }
 
 int main(void)
@@ -231,6 +337,8 @@ int main(void)
         cmocka_unit_test(test_add_scaled),
         cmocka_unit_test(test_decoders),
         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_unknown_kernels_are_refused),
+        cmocka_unit_test(test_fast_is_close_to_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -358,6 +358,34 @@ static void test_model(void **state)
     rig_close(&r);
 }
 
+static bool is_matrix_work(const dispatch_key *key)
+{
+    return key->operation == dispatch_linear || key->operation == dispatch_experts;
+}
+
+/* Each mode has its own matrix kernels, for what its weights want, and its own table. */
+static void test_modes(void **state)
+{
+    (void)state;
+    char names[2][80];
+    for (int exact = 0; exact < 2; exact++) {
+        rig r = rig_open_as(NANO, KV_F32, 1, 64, exact, NULL);
+        const dispatch_table *t = r.device->dispatch;
+        int choices[64], q8 = 0;
+        for (int i = 0; i < t->count; i++)
+            for (int j = 0; is_matrix_work(&t->rows[i].key) && j < dispatch_choices(t, &t->rows[i].key, choices, 64); j++) {
+                const cpu_matmul *kernel = t->variants[choices[j]].kernel;
+                assert_int_equal(kernel->input, cpu_input_of(format_by_name(t->rows[i].key.format), exact));
+                q8 += kernel->input == CPU_INPUT_Q8;
+            }
+        assert_true((q8 == 0) == exact);
+        snprintf(names[exact], sizeof names[exact], "%s", t->device_name);
+        rig_close(&r);
+    }
+    strcat(names[0], "-exact");
+    assert_string_equal(names[0], names[1]);
+}
+
 /* ---- the tuner ---- */
 
 /* A clock that the kernels move: what is measured does not depend on the machine. */
@@ -368,51 +396,47 @@ static uint64_t fake_clock(void)
     return now_us;
 }
 
-static void slow_dots(const float *w, int64_t stride, int columns, const float *const *x, int rows, int64_t n, float *y)
+/* Time is taken per 8 columns of a projection or 8 keys of the indexer. */
+static uint64_t blocks(int count)
 {
-    now_us += 100;
-    cpu_kernels_generic.dots(w, stride, columns, x, rows, n, y);
+    enum { BLOCK = 8 };
+    return (uint64_t)(count + BLOCK - 1) / BLOCK;
 }
 
-static void quick_dots(const float *w, int64_t stride, int columns, const float *const *x, int rows, int64_t n, float *y)
+static void slow_run(const cpu_matmul_work *k)
 {
-    now_us += quick_us;
-    cpu_kernels_generic.dots(w, stride, columns, x, rows, n, y);
+    now_us += 100 * blocks(k->columns);
+    cpu_matmul_generic[0].run(k);
 }
 
-/* As much time for 8 keys as for 8 columns of a projection. */
-static uint64_t key_blocks(int count)
+static void quick_run(const cpu_matmul_work *k)
 {
-    return (uint64_t)(count + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK;
+    now_us += quick_us * blocks(k->columns);
+    cpu_matmul_generic[0].run(k);
 }
 
 static void slow_index(const float *q, int lanes, const float *weights, const float *keys, int count, int64_t n, float *out)
 {
-    now_us += 100 * key_blocks(count);
+    now_us += 100 * blocks(count);
     cpu_attention_kernels_generic.index_scores(q, lanes, weights, keys, count, n, out);
 }
 
 static void quick_index(const float *q, int lanes, const float *weights, const float *keys, int count, int64_t n, float *out)
 {
-    now_us += quick_us * key_blocks(count);
+    now_us += quick_us * blocks(count);
     cpu_attention_kernels_generic.index_scores(q, lanes, weights, keys, count, n, out);
 }
 
-static void add_scaled(float *out, const float *scales, const float *x, int64_t stride, int count, int64_t n)
-{
-    cpu_kernels_generic.add_scaled(out, scales, x, stride, count, n);
-}
-
-static const cpu_kernels slow_kernels = {.name = "slow", .dots = slow_dots, .add_scaled = add_scaled};
-static const cpu_kernels quick_kernels = {.name = "quick", .dots = quick_dots, .add_scaled = add_scaled};
-
+/* For rigs, which are exact. */
+static const cpu_matmul slow_matmul = {"slow", "generic", CPU_INPUT_EXACT, 1, slow_run};
+static const cpu_matmul quick_matmul = {"quick", "generic", CPU_INPUT_EXACT, 0, quick_run};
 static cpu_attention_kernels slow_attention, quick_attention; /* the generic ones but for index_scores */
 
 /* By rule the slow ones run; whoever measures must find out. Of the indexer only the scores are theirs. */
 static const dispatch_variant slow_variants[] = {
-    {dispatch_linear, "slow", 0, 1, NULL, &slow_kernels},           {dispatch_linear, "quick", 0, 0, NULL, &quick_kernels},
-    {dispatch_experts, "slow", 0, 1, NULL, &slow_kernels},          {dispatch_experts, "quick", 0, 0, NULL, &quick_kernels},
-    {dispatch_index, "slow", 0, 1, NULL, &slow_attention},          {dispatch_index, "quick", 0, 0, NULL, &quick_attention},
+    {dispatch_linear, "slow", 0, 1, NULL, &slow_matmul},    {dispatch_linear, "quick", 0, 0, NULL, &quick_matmul},
+    {dispatch_experts, "slow", 0, 1, NULL, &slow_matmul},   {dispatch_experts, "quick", 0, 0, NULL, &quick_matmul},
+    {dispatch_index, "slow", 0, 1, NULL, &slow_attention},  {dispatch_index, "quick", 0, 0, NULL, &quick_attention},
     {dispatch_attend, "generic", 0, 1, NULL, &cpu_attention_kernels_generic},
     {dispatch_absorb, "generic", 0, 1, NULL, &cpu_attention_kernels_generic},
     {dispatch_value, "generic", 0, 1, NULL, &cpu_kernels_generic},
@@ -689,6 +713,7 @@ int main(void)
         cmocka_unit_test(test_tuned_put),    cmocka_unit_test(test_tuned_choice),        cmocka_unit_test(test_model),
         cmocka_unit_test(test_tune),         cmocka_unit_test(test_least_gain)         , cmocka_unit_test(test_tune_resumes),
         cmocka_unit_test(test_aiter),        cmocka_unit_test(test_triton),              cmocka_unit_test(test_export),
+        cmocka_unit_test(test_modes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -851,7 +851,7 @@ static void test_thread(void **state)
 static int open_lab(void **state)
 {
     (void)state;
-    lab = rig_open(NANO, KV_BF16, 2, CONTEXT);
+    lab = rig_open_as(NANO, KV_BF16, 2, CONTEXT, false, NULL);
     return 0;
 }
 

@@ -28,30 +28,36 @@ static float *run_alone(rig *r, int sequence, int chunk)
     return rig_all_logits(r, ids, length_of(sequence), chunk);
 }
 
+/* One cache format in one mode. */
+static void check_chunks_and_threads(kv_dtype kv, bool exact)
+{
+    static const int chunks[] = {1, 7, 100};
+    float *first = NULL;
+    size_t bytes = 0;
+    for (int threads = 1; threads <= 3; threads++) {
+        rig r = rig_open_as(NANO, kv, threads, 512, exact, NULL);
+        bytes = (size_t)LONGEST * (size_t)r.model->config.vocab_size * sizeof(float);
+        float *whole = run_alone(&r, 0, RIG_ROWS);
+        if (!first)
+            first = mem_copy(whole, bytes);
+        assert_memory_equal(first, whole, bytes);
+        for (size_t i = 0; i < sizeof chunks / sizeof chunks[0] && (threads == 2 || i == 1); i++) {
+            float *pieces = run_alone(&r, 0, chunks[i]);
+            assert_memory_equal(first, pieces, bytes);
+            free(pieces);
+        }
+        free(whole);
+        rig_close(&r);
+    }
+    free(first);
+}
+
 static void test_chunks_and_threads(void **state)
 {
     (void)state;
-    static const int chunks[] = {1, 7, 100};
-    for (kv_dtype kv = 0; kv < KV_DTYPE_COUNT; kv++) {
-        float *first = NULL;
-        size_t bytes = 0;
-        for (int threads = 1; threads <= 3; threads++) {
-            rig r = rig_open(NANO, kv, threads, 512);
-            bytes = (size_t)LONGEST * (size_t)r.model->config.vocab_size * sizeof(float);
-            float *whole = run_alone(&r, 0, RIG_ROWS);
-            if (!first)
-                first = mem_copy(whole, bytes);
-            assert_memory_equal(first, whole, bytes);
-            for (size_t i = 0; i < sizeof chunks / sizeof chunks[0] && (threads == 2 || i == 1); i++) {
-                float *pieces = run_alone(&r, 0, chunks[i]);
-                assert_memory_equal(first, pieces, bytes);
-                free(pieces);
-            }
-            free(whole);
-            rig_close(&r);
-        }
-        free(first);
-    }
+    for (kv_dtype kv = 0; kv < KV_DTYPE_COUNT; kv++)
+        check_chunks_and_threads(kv, false);
+    check_chunks_and_threads(KV_F32, true);
 }
 
 typedef struct ragged {
@@ -77,7 +83,7 @@ static ragged next_batch(int done[SEQUENCES], uint64_t seed, uint64_t round)
 static void test_ragged_batches(void **state)
 {
     (void)state;
-    rig r = rig_open(NANO, KV_BF16, 2, 512);
+    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
     size_t vocab = (size_t)r.model->config.vocab_size;
     float *alone[SEQUENCES];
     for (int s = 0; s < SEQUENCES; s++)
@@ -117,7 +123,7 @@ static void test_sync_reuses_the_common_prefix(void **state)
 {
     (void)state;
     error err = {0};
-    rig r = rig_open(NANO, KV_BF16, 2, 512);
+    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
     int32_t ids[200], other[200];
     int reused;
     for (int i = 0; i < 200; i++)

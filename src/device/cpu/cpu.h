@@ -9,10 +9,11 @@
 #include "base/threads.h"
 #include "device/cpu/cpu_attention_kernels.h"
 #include "device/cpu/cpu_kernels.h"
+#include "device/cpu/cpu_matmul.h"
 #include "device/device.h"
 
-/* Input rows whose results are held together before they go to their places. */
-enum { CPU_ROW_GROUP = 24 };
+/* Input rows whose results are held together before they go to their places; matrix kernels for one kind of input. */
+enum { CPU_ROW_GROUP = 24, CPU_MOST_MATMULS = 12 };
 
 /* Sizes of the private memory of attention and indexer (cpu_device.c): heads that share one pass over the keys; keys decoded at a
  * time, a multiple of the kernels' tiles, and the blocks of the softmax; rows of a sequence that share decoded index keys. */
@@ -25,16 +26,29 @@ typedef struct cpu_expert_job {
     const int32_t *rows;  /* [count] ascending; NULL: all rows of the step */
     const float *weights; /* [count] factors of the result; NULL: 1 */
     float *act;           /* [count][intermediate] silu(gate) * up */
+    cpu_q8 *act_q8;       /* the same in 8 bits, where the weights want that */
 } cpu_expert_job;
+
+/* Rows of x, as they are and in 8 bits. */
+typedef struct cpu_inputs {
+    const float *x;
+    size_t stride;      /* floats */
+    const cpu_q8 *q8;   /* NULL: no weight wants it */
+    size_t q8_stride;   /* bytes */
+} cpu_inputs;
 
 typedef struct cpu_device {
     device base;
-    const cpu_kernels *kernels; /* of the level in force: for work that has no key */
+    bool exact;
     dispatch_table dispatch;    /* base.dispatch */
+    dispatch_variant *variants; /* those of the table; in `memory` */
+    uint8_t *q8;           /* [q8_bytes] rows in 8 bits: inputs of a layer first, activations of its experts behind them */
+    size_t q8_bytes, q8_act_offset;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
     size_t scratch_floats;
+    size_t kernel_floats;  /* the first part of scratch: that of the matrix kernels */
     float *index_scores;   /* [index_score_floats] scores of a group of rows over their whole context */
     size_t index_score_floats;
     float *rope_frequency; /* [rope_dim / 2] */
@@ -58,14 +72,32 @@ const layer_weights *cpu_layer(const device *d, int layer);
 bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err);
 void cpu_exercise(device *d, const device_trial *t);
 
-/* The kernels chosen for a matrix and so many rows. */
-static inline const cpu_kernels *cpu_kernels_for(const cpu_device *c, const char *operation, const matrix *w, int rows)
+/* The kernel chosen for a matrix and so many rows. */
+static inline const cpu_matmul *cpu_matmul_for(const cpu_device *c, const char *operation, const matrix *w, int rows)
 {
     return dispatch_kernel(&c->dispatch, operation, w->format->name, w->rows, w->cols, rows);
 }
 
 /* The same for a part of a layer's attention: cpu_attention_kernels for absorb, attend and index, cpu_kernels for value. */
 const void *cpu_attention_variant(const cpu_device *c, const char *operation, const layer_weights *w, int rows);
+
+/* Output columns of one task: a multiple of CPU_PANEL_COLUMNS, at most CPU_TASK_COLUMNS. No result depends on it. */
+enum { CPU_TASK_COLUMNS = 64 };
+int cpu_task_columns(const matrix *w, int rows, int threads);
+
+/* Runs a kernel for columns first .. first + columns - 1 and input rows of x; y [count][y_stride]. The first part of the worker's scratch
+ * is the kernel's; cpu_task_scratch is what lies behind it. */
+void cpu_matmul_run(cpu_device *c, const cpu_matmul *kernel, const matrix *w, int64_t first, int columns, const cpu_inputs *x,
+                    const int32_t *rows, int count, float *y, size_t y_stride, int worker);
+float *cpu_task_scratch(cpu_device *c, int worker);
+
+/* Rounds rows of n floats, `stride` apart, to 8 bits at out; returns the bytes that were used. rows: which; NULL: the first ones. */
+size_t cpu_quantize_rows(cpu_device *c, const float *x, size_t stride, const int32_t *rows, int count, int64_t n, void *out);
+
+static inline size_t cpu_q8_row_bytes(int64_t n)
+{
+    return (size_t)cpu_q8_chunks(n) * sizeof(cpu_q8);
+}
 
 /* The kernels of the same names. */
 void cpu_dots(const cpu_kernels *k, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
@@ -112,8 +144,8 @@ static inline cpu_linear_job cpu_projection(const matrix *w, int rows, const flo
 }
 
 /* The two halves of an MLP or of experts: act of every job from a->h; x += what they give together. */
-void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count);
-void cpu_down(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows);
+void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows);
+void cpu_down(cpu_device *c, activations *a, cpu_expert_job *jobs, int count, int rows);
 
 /* One projection by itself. */
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out);

@@ -48,6 +48,7 @@ static void cpu_destroy(device *d)
         mem_free_lazy(c->scratch[i]);
     mem_free_lazy(c->index_scores);
     mem_free_lazy(c->draft_input);
+    mem_free_lazy(c->q8);
     dispatch_free(&c->dispatch);
     arena_free(&c->memory);
     free(c);
@@ -133,19 +134,37 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* The most that any operation's private memory needs. */
-static size_t scratch_floats(const model_config *m, int max_rows)
+static size_t shared_width(const model_config *m)
 {
-    size_t hidden = (size_t)m->hidden_size, wide = (size_t)m->dense_intermediate;
-    wide = largest(wide, (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1));
-    size_t cols = largest(largest(2 * hidden, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
-    size_t linear = CPU_COLUMN_BLOCK * largest(cols, (size_t)m->kv_lora_rank);
+    return (size_t)m->expert_intermediate * (size_t)(m->shared_experts > 1 ? m->shared_experts : 1);
+}
+
+/* The widest input of a projection. */
+static size_t widest_input(const model_config *m)
+{
+    size_t wide = largest((size_t)m->dense_intermediate, shared_width(m));
+    return largest(largest(2 * (size_t)m->hidden_size, wide), largest((size_t)m->q_lora_rank, (size_t)(m->heads * m->v_dim)));
+}
+
+/* The most that any operation's private memory needs. */
+static size_t scratch_floats(const model_config *m, int max_rows, size_t kernel_floats)
+{
+    size_t results = kernel_floats + 2 * (size_t)max_rows * CPU_TASK_COLUMNS;
     size_t entry = (size_t)(m->kv_lora_rank + m->rope_dim), topk = (size_t)m->index_topk, index_dim = (size_t)m->index_dim;
-    size_t attend = (CPU_KEY_BLOCK + CPU_HEAD_GROUP) * entry + CPU_HEAD_GROUP * CPU_KEY_BLOCK;
+    size_t attend = (CPU_KEY_BLOCK + CPU_HEAD_GROUP) * entry + CPU_HEAD_GROUP * CPU_KEY_BLOCK; /* absorb and value need less */
     size_t index = CPU_INDEX_ROWS * (index_dim + 1) * (size_t)cpu_head_lanes(m->index_heads) + CPU_KEY_BLOCK * index_dim;
-    size_t down = CPU_COLUMN_BLOCK * ((size_t)max_rows + wide);
     size_t route = (size_t)m->experts + 2 * (size_t)m->expert_groups;
-    return largest(largest(linear, attend), largest(down, largest(route, largest(index, 2 * topk))));
+    return largest(largest(results, attend), largest(route, largest(index, 2 * topk)));
+}
+
+/* Rows in 8 bits: two inputs of a layer, and the activations of its experts. */
+static void size_q8(cpu_device *c, int max_rows)
+{
+    const model_config *m = &c->base.model->config;
+    size_t rows = (size_t)max_rows, second = largest((size_t)m->hidden_size, (size_t)m->q_lora_rank);
+    size_t experts = (size_t)m->experts_per_token * cpu_q8_row_bytes(m->expert_intermediate) + cpu_q8_row_bytes((int64_t)shared_width(m));
+    c->q8_act_offset = rows * (cpu_q8_row_bytes((int64_t)widest_input(m)) + cpu_q8_row_bytes((int64_t)second));
+    c->q8_bytes = c->q8_act_offset + rows * largest(experts, cpu_q8_row_bytes(m->dense_intermediate));
 }
 
 /* inverse frequencies theta^(-2i/dim), every step rounded to f32 as in the reference. */
@@ -159,11 +178,14 @@ static void fill_rope_frequencies(const model_config *m, float *frequency)
 static bool alloc_private_memory(cpu_device *c, const device_limits *limits, error *err)
 {
     const model_config *m = &c->base.model->config;
-    c->scratch_floats = scratch_floats(m, limits->max_rows);
+    c->kernel_floats = (cpu_matmul_scratch_bytes((int64_t)widest_input(m)) + 63) / 64 * 16;
+    c->scratch_floats = scratch_floats(m, limits->max_rows, c->kernel_floats);
+    size_q8(c, limits->max_rows);
+    c->q8 = mem_try_alloc_lazy(c->q8_bytes);
     c->index_score_floats = largest(INDEX_SCORE_FLOATS, (size_t)limits->max_context);
     c->index_scores = mem_try_alloc_lazy(c->index_score_floats * sizeof(float));
     c->draft_input = mem_try_alloc_lazy((size_t)limits->max_rows * 2 * (size_t)m->hidden_size * sizeof(float));
-    bool ok = c->index_scores && c->draft_input;
+    bool ok = c->index_scores && c->draft_input && c->q8;
     for (int i = 0; i < limits->threads; i++) {
         c->scratch[i] = mem_try_alloc_lazy(c->scratch_floats * sizeof(float));
         ok = ok && c->scratch[i];
@@ -178,6 +200,7 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     const model_config *config = &m->config;
     size_t pairs = (size_t)limits->max_rows * (size_t)config->experts_per_token;
     c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
+    c->exact = limits->exact;
     c->max_rows = limits->max_rows;
     c->threads = limits->threads;
     c->workers = pool_create(limits->threads, err);

@@ -1,36 +1,21 @@
-/* The variants of the CPU device: one row each. A new variant is a new row; a new operation also needs its work in dispatch_visit
- * and, for the tuner, a line in cpu_exercise. */
+/* The variants of the CPU device: every kernel that this CPU can run, from the tables of cpu_matmul.h, cpu_kernels.h and
+ * cpu_attention_kernels.h. A new operation also needs its work in dispatch_visit and, for the tuner, a line in cpu_exercise. */
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "device/cpu/cpu.h"
 
-enum { LEVEL_GENERIC, LEVEL_AVX2, LEVELS };
-static const char *const levels[LEVELS] = {"generic", "avx2"};
-
-/* Those of attention may need more than their level says. */
-static bool runs_here(const dispatch_variant *v, const dispatch_key *key)
-{
-    (void)key;
-    int i = 0;
-    while (cpu_attention_kernels_at(i) && cpu_attention_kernels_at(i) != v->kernel)
-        i++;
-    return cpu_attention_kernels_at(i) != NULL;
-}
-
-/* Every operation with the inner loops of one level. */
-#define ALL_OPERATIONS(name, level, kernels, attention) \
-    {dispatch_linear, name, level, 1, NULL, kernels}, {dispatch_experts, name, level, 1, NULL, kernels}, \
-    {dispatch_absorb, name, level, 1, runs_here, attention}, {dispatch_value, name, level, 1, NULL, kernels}, \
-    {dispatch_attend, name, level, 1, runs_here, attention}, {dispatch_index, name, level, 1, runs_here, attention}
-
-static const dispatch_variant variants[] = {
+/* The lowest first. */
 #if defined(__x86_64__)
-    ALL_OPERATIONS("avx2", LEVEL_AVX2, &cpu_kernels_avx2, &cpu_attention_kernels_avx2),
+static const char *const levels[] = {"generic", "avx2", "avx512vnni"};
+#elif defined(__aarch64__)
+static const char *const levels[] = {"generic", "neon"};
+#else
+static const char *const levels[] = {"generic"};
 #endif
-    ALL_OPERATIONS("generic", LEVEL_GENERIC, &cpu_kernels_generic, &cpu_attention_kernels_generic),
-};
+enum { LEVELS = sizeof levels / sizeof levels[0], VARIANTS_MOST = 2 * CPU_INPUT_COUNT * CPU_MOST_MATMULS + 4 * LEVELS };
 
 static int level_of(const char *name)
 {
@@ -38,6 +23,43 @@ static int level_of(const char *name)
     while (level > 0 && strcmp(levels[level], name) != 0)
         level--;
     return level;
+}
+
+/* Whether a matrix kernel reads what the weights want multiplied. Exact ones, which decode all weights, are on exact devices only. */
+static bool reads_format(const dispatch_variant *v, const dispatch_key *key)
+{
+    const cpu_matmul *kernel = v->kernel;
+    return kernel->input == cpu_input_of(format_by_name(key->format), kernel->input == CPU_INPUT_EXACT);
+}
+
+static void add_variant(cpu_device *c, const char *operation, const char *name, const char *set, int from_rows, const void *kernel)
+{
+    dispatch_table *t = &c->dispatch;
+    bool matrix_kernel = operation == dispatch_linear || operation == dispatch_experts;
+    int level = level_of(set);
+    assert(t->variant_count < VARIANTS_MOST);
+    c->variants[t->variant_count++] = (dispatch_variant){operation, name, level, from_rows, matrix_kernel ? reads_format : NULL, kernel};
+    t->level = level > t->level ? level : t->level;
+}
+
+static void add_variants(cpu_device *c)
+{
+    static const char *const matrix_work[] = {dispatch_linear, dispatch_experts};
+    static const char *const attention_work[] = {dispatch_absorb, dispatch_attend, dispatch_index};
+    const cpu_matmul *m;
+    const cpu_kernels *k;
+    const cpu_attention_kernels *a;
+    c->variants = arena_alloc(&c->memory, VARIANTS_MOST, sizeof *c->variants);
+    c->dispatch.variants = c->variants;
+    for (int input = 0; input < CPU_INPUT_COUNT; input++)
+        for (int i = 0; (input == CPU_INPUT_EXACT) == c->exact && (m = cpu_matmul_at((cpu_input)input, NULL, i)); i++)
+            for (int w = 0; w < 2; w++)
+                add_variant(c, matrix_work[w], m->name, m->set, m->from_rows, m);
+    for (int i = 0; (k = cpu_kernels_at(i)); i++)
+        add_variant(c, dispatch_value, k->name, k->name, 1, k);
+    for (int i = 0; (a = cpu_attention_kernels_at(i)); i++)
+        for (int w = 0; w < 3; w++)
+            add_variant(c, attention_work[w], a->name, a->name, 1, a);
 }
 
 /* What the system calls this processor; on Arm it has only numbers. */
@@ -63,25 +85,22 @@ static void describe(cpu_device *c)
     for (int i = 0; i < LEVELS; i++)
         if (strcmp(t->forced, levels[i]) == 0)
             level = i;
-    for (int i = 0; cpu_kernels_at(i); i++)
-        if (strcmp(cpu_kernels_at(i)->name, levels[level]) == 0)
-            c->kernels = cpu_kernels_at(i);
-    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, %s kernels", threads, threads == 1 ? "" : "s",
-             levels[level]);
+    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, %s kernels%s", threads, threads == 1 ? "" : "s",
+             levels[level], c->exact ? ", exact" : "");
 }
 
 bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err)
 {
     dispatch_table *t = &c->dispatch;
     text name = {0};
+    char short_name[64];
     c->base.dispatch = t;
-    t->variants = variants;
-    t->variant_count = sizeof variants / sizeof *variants;
     t->levels = levels;
     t->level_count = LEVELS;
-    t->level = level_of(cpu_kernels_at(0)->name);
+    add_variants(c);
     cpu_model(&name);
-    dispatch_device_name(name.data, levels[t->level], limits->threads, t->device_name);
+    dispatch_device_name(name.data, levels[t->level], limits->threads, short_name);
+    snprintf(t->device_name, sizeof t->device_name, "%s%s", short_name, c->exact ? "-exact" : ""); /* another mode, other kernels */
     text_free(&name);
     dispatch_enumerate(t, c->base.model, limits->kv, limits->max_rows);
     if (!dispatch_resolve(t, limits->tuned, limits->kernels, err))
@@ -120,7 +139,7 @@ static void exercise_mlp(cpu_device *c, const device_trial *t)
     if (t->works[0].w == &t->works[0].mlp->down)
         cpu_down(c, t->a, c->expert_jobs, t->count, t->rows);
     else
-        cpu_gate_up(c, t->a, c->expert_jobs, t->count);
+        cpu_gate_up(c, t->a, c->expert_jobs, t->count, t->rows);
 }
 
 void cpu_exercise(device *d, const device_trial *t)

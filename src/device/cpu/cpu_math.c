@@ -1,4 +1,5 @@
 /* Dot products, norms, rotation and projections: what the operations are made of. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -103,44 +104,131 @@ int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n,
     return count;
 }
 
+int cpu_task_columns(const matrix *w, int rows, int threads)
+{
+    enum { TASK_BYTES = 1 << 15, TASKS_PER_THREAD = 6, MANY_ROWS = 32 };
+    int64_t columns = TASK_BYTES / (int64_t)format_row_bytes(w->format, w->cols), share = w->rows / (TASKS_PER_THREAD * threads);
+    columns = rows >= MANY_ROWS || columns < CPU_PANEL_COLUMNS ? CPU_PANEL_COLUMNS : columns;
+    columns = columns > CPU_TASK_COLUMNS ? CPU_TASK_COLUMNS : columns;
+    columns = columns > share ? share : columns;
+    columns = columns < 1 ? 1 : columns;
+    return (int)(columns + CPU_PANEL_COLUMNS - 1) / CPU_PANEL_COLUMNS * CPU_PANEL_COLUMNS;
+}
+
+float *cpu_task_scratch(cpu_device *c, int worker)
+{
+    return c->scratch[worker] + c->kernel_floats;
+}
+
+void cpu_matmul_run(cpu_device *c, const cpu_matmul *kernel, const matrix *w, int64_t first, int columns, const cpu_inputs *x,
+                    const int32_t *rows, int count, float *y, size_t y_stride, int worker)
+{
+    cpu_matmul_work k = {.w = w, .first = first, .columns = columns, .x = x->x, .x_stride = x->stride * sizeof(float), .x_rows = rows,
+                         .rows = count, .y = y, .y_stride = y_stride, .scratch = c->scratch[worker]};
+    if (kernel->input == CPU_INPUT_Q8) {
+        k.x = x->q8;
+        k.x_stride = x->q8_stride;
+    }
+    kernel->run(&k);
+}
+
+typedef struct quantize_task {
+    const float *x;
+    size_t stride;
+    const int32_t *rows;
+    int64_t n;
+    uint8_t *out;
+} quantize_task;
+
+static void quantize_row(void *context, int row, int worker)
+{
+    const quantize_task *t = context;
+    (void)worker;
+    const float *x = t->x + (size_t)(t->rows ? t->rows[row] : row) * t->stride;
+    cpu_q8_quantize(x, t->n, (void *)(t->out + (size_t)row * cpu_q8_row_bytes(t->n)));
+}
+
+size_t cpu_quantize_rows(cpu_device *c, const float *x, size_t stride, const int32_t *rows, int count, int64_t n, void *out)
+{
+    quantize_task t = {x, stride, rows, n, out};
+    if (count * n > NORM_ALONE) {
+        pool_run(c->workers, count, quantize_row, &t);
+    } else {
+        for (int row = 0; row < count; row++)
+            quantize_row(&t, row, 0);
+    }
+    return (size_t)count * cpu_q8_row_bytes(n);
+}
+
+/* A job with what was found for it. */
+typedef struct linear_part {
+    const cpu_linear_job *job;
+    const cpu_matmul *kernel;
+    cpu_inputs x;
+    const int32_t *rows; /* of x; 8-bit rows are gathered and need none */
+    int columns, tasks;
+} linear_part;
+
+enum { LINEAR_JOBS = 4 };
+
 typedef struct linear_task {
     cpu_device *c;
-    const cpu_linear_job *jobs;
+    linear_part parts[LINEAR_JOBS];
 } linear_task;
-
-static int job_blocks(const cpu_linear_job *job)
-{
-    return (int)((job->w->rows + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK);
-}
 
 static void linear_block(void *context, int index, int worker)
 {
-    const linear_task *t = context;
-    const cpu_linear_job *job = t->jobs;
-    for (; index >= job_blocks(job); job++)
-        index -= job_blocks(job);
-    int64_t first = (int64_t)index * CPU_COLUMN_BLOCK;
-    float *decoded = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][cols] */
-    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-    int columns = cpu_decode_block(job->w, first, job->w->rows, decoded);
-    const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_linear, job->w, job->x.count);
-    for (int row = 0, count; row < job->x.count; row += count) {
-        count = cpu_dots_group(k, decoded, columns, job->w->cols, &job->x, row, y);
-        for (int i = 0; i < count; i++) {
-            float *out = job->out + (size_t)(row + i) * job->out_stride + first;
-            for (int n = 0; n < columns; n++)
-                out[n] = job->add ? out[n] + y[i * CPU_COLUMN_BLOCK + n] : y[i * CPU_COLUMN_BLOCK + n];
+    linear_task *t = context;
+    const linear_part *p = t->parts;
+    for (; index >= p->tasks; p++)
+        index -= p->tasks;
+    const cpu_linear_job *job = p->job;
+    int64_t first = (int64_t)index * p->columns;
+    int columns = job->w->rows - first < p->columns ? (int)(job->w->rows - first) : p->columns;
+    float *out = job->out + first, *y = job->add ? cpu_task_scratch(t->c, worker) : out;
+    size_t stride = job->add ? (size_t)columns : job->out_stride;
+    cpu_matmul_run(t->c, p->kernel, job->w, first, columns, &p->x, p->rows, job->x.count, y, stride, worker);
+    for (int i = 0; job->add && i < job->x.count; i++)
+        for (int n = 0; n < columns; n++)
+            out[(size_t)i * job->out_stride + (size_t)n] += y[i * columns + n];
+}
+
+/* 8-bit rows are made once for jobs that read the same ones. */
+static void prepare_part(cpu_device *c, linear_part *p, const linear_part *before, int count, size_t *used)
+{
+    const cpu_rows *x = &p->job->x;
+    p->x = (cpu_inputs){.x = x->in, .stride = x->stride};
+    p->rows = x->rows;
+    if (p->kernel->input != CPU_INPUT_Q8)
+        return;
+    p->rows = NULL;
+    p->x.q8_stride = cpu_q8_row_bytes(p->job->w->cols);
+    for (int i = 0; i < count; i++)
+        if (before[i].x.q8 && before[i].x.x == x->in && before[i].job->x.rows == x->rows && before[i].x.q8_stride == p->x.q8_stride) {
+            p->x.q8 = before[i].x.q8;
+            return;
         }
-    }
+    p->x.q8 = (const void *)(c->q8 + *used);
+    *used += cpu_quantize_rows(c, x->in, x->stride, x->rows, x->count, p->job->w->cols, c->q8 + *used);
 }
 
 void cpu_linear(cpu_device *c, const cpu_linear_job *jobs, int count)
 {
-    linear_task t = {c, jobs};
-    int blocks = 0;
-    for (int i = 0; i < count; i++)
-        blocks += job_blocks(&jobs[i]);
-    pool_run(c->workers, blocks, linear_block, &t);
+    linear_task t = {.c = c};
+    size_t used = 0;
+    int tasks = 0;
+    assert(count <= LINEAR_JOBS);
+    for (int i = 0; i < count; i++) {
+        linear_part *p = &t.parts[i];
+        p->job = &jobs[i];
+        p->kernel = cpu_matmul_for(c, dispatch_linear, jobs[i].w, jobs[i].x.count);
+        p->columns = cpu_task_columns(jobs[i].w, jobs[i].x.count, c->threads);
+        p->tasks = (int)((jobs[i].w->rows + p->columns - 1) / p->columns);
+        tasks += p->tasks;
+        prepare_part(c, p, t.parts, i, &used);
+    }
+    assert(used <= c->q8_bytes);
+    pool_run(c->workers, tasks, linear_block, &t);
 }
 
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out)

@@ -2,6 +2,7 @@
  *
  * Rows are grouped by expert, so that each weight row is decoded once for all rows that need it. A row's experts are summed in
  * ascending order of their ids, the shared expert last, whatever else is in the batch. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -13,6 +14,8 @@ typedef struct mlp_task {
     activations *a;
     const cpu_expert_job *jobs; /* in the order in which their results are added */
     int count;
+    cpu_inputs h;
+    int columns;            /* of one task */
     int blocks;             /* column blocks per job in the first pass */
     int rows;
 } mlp_task;
@@ -28,74 +31,110 @@ static void gate_up_block(void *context, int index, int worker)
     const mlp_task *t = context;
     const cpu_expert_job *job = &t->jobs[index / t->blocks];
     const mlp_weights *w = job->w;
-    int64_t hidden = w->gate.cols, wide = w->gate.rows, first = (int64_t)(index % t->blocks) * CPU_COLUMN_BLOCK;
+    int64_t wide = w->gate.rows, first = (int64_t)(index % t->blocks) * t->columns;
     if (first >= wide)
         return;
-    float *gate = t->c->scratch[worker], *up = gate + CPU_COLUMN_BLOCK * hidden; /* [CPU_COLUMN_BLOCK][hidden] each */
-    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK], z[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-    const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &w->gate, job->count);
-    const cpu_kernels *k_up = cpu_kernels_for(t->c, dispatch_experts, &w->up, job->count);
-    cpu_rows h = {t->a->h, (size_t)hidden, job->rows, job->count};
-    int columns = cpu_decode_block(&w->gate, first, wide, gate);
-    cpu_decode_block(&w->up, first, wide, up);
-    for (int row = 0, count; row < job->count; row += count) {
-        count = cpu_dots_group(k, gate, columns, hidden, &h, row, y);
-        cpu_dots_group(k_up, up, columns, hidden, &h, row, z);
-        for (int i = 0; i < count; i++)
-            for (int n = 0; n < columns; n++)
-                job->act[(row + i) * wide + first + n] = silu(y[i * CPU_COLUMN_BLOCK + n]) * z[i * CPU_COLUMN_BLOCK + n];
-    }
+    int columns = wide - first < t->columns ? (int)(wide - first) : t->columns;
+    float *gate = cpu_task_scratch(t->c, worker), *up = gate + job->count * columns; /* [count][columns] each */
+    const cpu_matmul *for_gate = cpu_matmul_for(t->c, dispatch_experts, &w->gate, job->count);
+    const cpu_matmul *for_up = cpu_matmul_for(t->c, dispatch_experts, &w->up, job->count);
+    cpu_matmul_run(t->c, for_gate, &w->gate, first, columns, &t->h, job->rows, job->count, gate, (size_t)columns, worker);
+    cpu_matmul_run(t->c, for_up, &w->up, first, columns, &t->h, job->rows, job->count, up, (size_t)columns, worker);
+    for (int i = 0; i < job->count; i++)
+        for (int n = 0; n < columns; n++)
+            job->act[i * wide + first + n] = silu(gate[i * columns + n]) * up[i * columns + n];
 }
 
 /* Adds one block of output columns of all jobs to x. */
 static void down_block(void *context, int block, int worker)
 {
     const mlp_task *t = context;
-    int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * CPU_COLUMN_BLOCK;
-    int columns = 0;
-    float *sum = t->c->scratch[worker], *down = sum + t->rows * CPU_COLUMN_BLOCK; /* sum [rows][CPU_COLUMN_BLOCK] */
-    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-    memset(sum, 0, (size_t)(t->rows * CPU_COLUMN_BLOCK) * sizeof(float));
+    int64_t hidden = t->c->base.model->config.hidden_size, first = (int64_t)block * t->columns;
+    int columns = hidden - first < t->columns ? (int)(hidden - first) : t->columns;
+    float *sum = cpu_task_scratch(t->c, worker), *y = sum + t->rows * columns; /* [rows][columns] and [count][columns] */
+    memset(sum, 0, (size_t)(t->rows * columns) * sizeof(float));
     for (int j = 0; j < t->count; j++) {
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
-        cpu_rows act = {job->act, (size_t)wide, NULL, job->count};
-        const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &job->w->down, job->count);
-        columns = cpu_decode_block(&job->w->down, first, hidden, down);
-        for (int row = 0, count; row < job->count; row += count) {
-            count = cpu_dots_group(k, down, columns, wide, &act, row, y);
-            for (int i = 0; i < count; i++) {
-                float *to = sum + (job->rows ? job->rows[row + i] : row + i) * CPU_COLUMN_BLOCK;
-                float weight = job->weights ? job->weights[row + i] : 1.0f; /* a product with 1 is exact */
-                for (int n = 0; n < columns; n++)
-                    to[n] += weight * y[i * CPU_COLUMN_BLOCK + n];
-            }
+        cpu_inputs act = {job->act, (size_t)wide, job->act_q8, cpu_q8_row_bytes(wide)};
+        const cpu_matmul *kernel = cpu_matmul_for(t->c, dispatch_experts, &job->w->down, job->count);
+        cpu_matmul_run(t->c, kernel, &job->w->down, first, columns, &act, NULL, job->count, y, (size_t)columns, worker);
+        for (int i = 0; i < job->count; i++) {
+            float *to = sum + (job->rows ? job->rows[i] : i) * columns;
+            float weight = job->weights ? job->weights[i] : 1.0f; /* a product with 1 is exact */
+            for (int n = 0; n < columns; n++)
+                to[n] += weight * y[i * columns + n];
         }
     }
     for (int row = 0; row < t->rows; row++)
         for (int n = 0; n < columns; n++)
-            t->a->x[row * hidden + first + n] += sum[row * CPU_COLUMN_BLOCK + n];
+            t->a->x[row * hidden + first + n] += sum[row * columns + n];
 }
 
-void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count)
+static bool wants_q8(const cpu_device *c, const matrix *w)
 {
-    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count};
+    return cpu_input_of(w->format, c->exact) == CPU_INPUT_Q8;
+}
+
+/* h in 8 bits, once for all jobs, when one of them wants it. */
+static cpu_inputs prepare_h(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+{
+    int64_t hidden = c->base.model->config.hidden_size;
+    cpu_inputs h = {.x = a->h, .stride = (size_t)hidden, .q8_stride = cpu_q8_row_bytes(hidden)};
+    for (int j = 0; j < count && !h.q8; j++)
+        if (wants_q8(c, &jobs[j].w->gate) || wants_q8(c, &jobs[j].w->up))
+            h.q8 = (const void *)c->q8;
+    if (h.q8)
+        cpu_quantize_rows(c, a->h, (size_t)hidden, NULL, rows, hidden, c->q8);
+    return h;
+}
+
+/* The activations of jobs whose down projection wants them in 8 bits. Jobs of one width lie one behind the other, and are done at once. */
+static void prepare_acts(cpu_device *c, cpu_expert_job *jobs, int count)
+{
+    uint8_t *to = c->q8 + c->q8_act_offset;
+    for (int j = 0, end; j < count; j = end) {
+        int64_t wide = jobs[j].w->down.cols;
+        int lines = 0;
+        for (end = j; end < count && jobs[end].act == jobs[j].act + lines * wide && jobs[end].w->down.cols == wide &&
+                      wants_q8(c, &jobs[end].w->down);
+             end++) {
+            jobs[end].act_q8 = (void *)(to + (size_t)lines * cpu_q8_row_bytes(wide));
+            lines += jobs[end].count;
+        }
+        if (end == j)
+            end++;
+        to += cpu_quantize_rows(c, jobs[j].act, (size_t)wide, NULL, lines, wide, to);
+    }
+    assert(to <= c->q8 + c->q8_bytes);
+}
+
+void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+{
+    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count, .rows = rows, .h = prepare_h(c, a, jobs, count, rows)};
     int64_t widest = 0;
-    for (int j = 0; j < count; j++)
+    int most = 0; /* rows of one job */
+    for (int j = 0; j < count; j++) {
         widest = jobs[j].w->gate.rows > widest ? jobs[j].w->gate.rows : widest;
-    t.blocks = (int)((widest + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK);
+        most = jobs[j].count > most ? jobs[j].count : most;
+    }
+    t.columns = cpu_task_columns(&jobs[0].w->gate, most, c->threads);
+    t.blocks = (int)((widest + t.columns - 1) / t.columns);
     pool_run(c->workers, count * t.blocks, gate_up_block, &t);
 }
 
-void cpu_down(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+void cpu_down(cpu_device *c, activations *a, cpu_expert_job *jobs, int count, int rows)
 {
     mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count, .rows = rows};
-    pool_run(c->workers, (c->base.model->config.hidden_size + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK, down_block, &t);
+    int64_t hidden = c->base.model->config.hidden_size;
+    prepare_acts(c, jobs, count);
+    t.columns = cpu_task_columns(&jobs[0].w->down, rows, c->threads);
+    pool_run(c->workers, (int)((hidden + t.columns - 1) / t.columns), down_block, &t);
 }
 
-static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+static void run_jobs(cpu_device *c, activations *a, cpu_expert_job *jobs, int count, int rows)
 {
-    cpu_gate_up(c, a, jobs, count);
+    cpu_gate_up(c, a, jobs, count, rows);
     cpu_down(c, a, jobs, count, rows);
 }
 
@@ -173,7 +212,7 @@ static int group_by_expert(cpu_device *c, const layer_weights *w, int rows, acti
         next[e + 1] += first;
         if (count > 0)
             c->expert_jobs[jobs++] = (cpu_expert_job){&w->experts[e], count, c->expert_rows + first, c->expert_weights + first,
-                                                      a->mlp_act + (int64_t)first * m->expert_intermediate};
+                                                      a->mlp_act + (int64_t)first * m->expert_intermediate, NULL};
     }
     for (int p = 0; p < pairs; p++) {
         int slot = next[a->router_experts[p]]++;
@@ -181,7 +220,8 @@ static int group_by_expert(cpu_device *c, const layer_weights *w, int rows, acti
         c->expert_weights[slot] = a->router_weights[p];
     }
     if (w->shared.gate.format)
-        c->expert_jobs[jobs++] = (cpu_expert_job){&w->shared, rows, NULL, NULL, a->mlp_act + (int64_t)pairs * m->expert_intermediate};
+        c->expert_jobs[jobs++] = (cpu_expert_job){&w->shared, rows, NULL, NULL, a->mlp_act + (int64_t)pairs * m->expert_intermediate,
+                                                  NULL};
     return jobs;
 }
 
@@ -204,6 +244,6 @@ void cpu_mlp(device *d, const step *s, int layer, activations *a)
         run_experts(c, w, s->rows, a);
         return;
     }
-    cpu_expert_job dense = {&w->mlp, s->rows, NULL, NULL, a->mlp_act};
+    cpu_expert_job dense = {&w->mlp, s->rows, NULL, NULL, a->mlp_act, NULL};
     run_jobs(c, a, &dense, 1, s->rows);
 }
