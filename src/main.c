@@ -17,7 +17,7 @@
 #include "commands/commands.h"
 
 static const command *const commands[] = {
-    &command_serve, &command_chat, &command_run, &command_inspect, &command_quantize, &command_synth, &command_eval,
+    &command_serve, &command_chat, &command_run, &command_inspect, &command_quantize, &command_synth, &command_tune, &command_eval,
     &command_tokenize, &command_render, &command_logits, &command_help, &command_completion, &command_man, &command_version,
 };
 

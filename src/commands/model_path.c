@@ -84,6 +84,56 @@ static bool find_built_in(const char *needed, text *out, error *err)
     return found;
 }
 
+static const char *const tuned_places[] = {"../tuned", "../../tuned", "../share/drawbridge/tuned"};
+enum { TUNED_PLACE_COUNT = sizeof tuned_places / sizeof tuned_places[0] };
+_Static_assert((int)TUNED_PLACE_COUNT == (int)PLACE_COUNT, "tuned tables lie beside the built-in models");
+
+bool tuned_path_resolve(const char *given, text *out, error *err)
+{
+    text self = {0};
+    text_clear(out);
+    if (given) {
+        text_add_text(out, given);
+        return file_is_directory(given) ||
+               error_set(err, ERROR_INPUT, "--tuned %s: there is no such directory; drawbridge tune makes one", given);
+    }
+    bool ok = executable_directory(&self, err), found = false;
+    for (int i = 0; ok && i < TUNED_PLACE_COUNT && !found; i++) {
+        path_join(out, self.data, tuned_places[i]);
+        found = file_is_directory(out->data);
+        simplify_path(out);
+    }
+    if (!found)
+        text_clear(out);
+    text_free(&self);
+    return ok;
+}
+
+bool tuned_path_for_writing(const char *given, text *out, error *err)
+{
+    text self = {0};
+    text_clear(out);
+    if (given) {
+        text_add_text(out, given);
+        return true;
+    }
+    if (!tuned_path_resolve(NULL, out, err) || out->length)
+        return err->code == ERROR_NONE;
+    bool ok = executable_directory(&self, err);
+    int place = 0;
+    for (int i = PLACE_COUNT - 1; ok && i >= 0; i--) {
+        path_join(out, self.data, places[i]);
+        if (has_file(out->data, "nano"))
+            place = i;
+    }
+    if (ok) {
+        path_join(out, self.data, tuned_places[place]);
+        simplify_path(out);
+    }
+    text_free(&self);
+    return ok;
+}
+
 bool model_path_resolve(const char *given, const char *needed, text *out, error *err)
 {
     text_clear(out);

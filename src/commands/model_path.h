@@ -1,4 +1,4 @@
-/* Which model a command works on: the directory the user named, or the built-in model. */
+/* Which model a command works on: the directory the user named, or the built-in model; and where its tuned tables are. */
 #ifndef COMMANDS_MODEL_PATH_H
 #define COMMANDS_MODEL_PATH_H
 
@@ -13,5 +13,12 @@ bool model_path_resolve(const char *given, const char *needed, text *out, error 
 /* Stores the path of a config.json: of a shipped configuration by its name ("glm-mini", found beside the built-in model), else of the
  * file or the model directory that `given` names. */
 bool config_path_resolve(const char *given, text *out, error *err);
+
+/* The directory of tuned tables: the given one, which must be there, or else ../tuned, ../../tuned or ../share/drawbridge/tuned beside the
+ * executable; nothing is stored when there is none. */
+bool tuned_path_resolve(const char *given, text *out, error *err);
+
+/* The same for whoever writes it: the given one, or that beside the built-in model. It may be missing. */
+bool tuned_path_for_writing(const char *given, text *out, error *err);
 
 #endif

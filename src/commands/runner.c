@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/threads.h"
+#include "commands/dispatch_report.h"
 #include "commands/model_path.h"
 #include "model/inspect.h"
 
@@ -25,6 +26,8 @@ static bool check_values(const runner_values *v, error *err)
         return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", v->argument, v->model);
     if (v->exact && v->kv != 0 && v->kv != 1 + KV_F32)
         return error_set(err, ERROR_USAGE, "--exact needs an f32 cache, found --kv-dtype %s", runner_kv_choices[v->kv]);
+    if (v->require_tuned && v->kernels)
+        return error_set(err, ERROR_USAGE, "--kernels sets the tuned table aside, so --require-tuned cannot be kept; leave one out");
     return true;
 }
 
@@ -58,19 +61,38 @@ static kv_dtype cache_format(const runner_values *v)
     return (kv_dtype)(v->kv - 1);
 }
 
+device *runner_create_device(const runner_values *v, const model *m, int64_t max_tokens, int rows, error *err)
+{
+    text tuned = {0};
+    device *made = NULL;
+    if (tuned_path_resolve(v->tuned, &tuned, err)) {
+        device_limits limits = {.kv = cache_format(v),
+                                .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
+                                .max_rows = rows,
+                                .max_context = (int)max_tokens,
+                                .tuned = tuned.length ? tuned.data : NULL,
+                                .kernels = v->kernels};
+        made = cpu_device_create(m, &limits, err);
+    }
+    text_free(&tuned);
+    return made;
+}
+
 bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, int logit_rows, runner *r, error *err)
 {
     if (max_tokens > r->model->config.max_positions)
         return error_set(err, ERROR_FIT, "%lld tokens are needed, the model's context has %d; use less", (long long)max_tokens,
                          r->model->config.max_positions);
-    device_limits limits = {.kv = cache_format(v),
-                            .threads = v->threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->threads,
-                            .max_rows = rows,
-                            .max_context = (int)max_tokens};
-    r->device = cpu_device_create(r->model, &limits, err);
-    r->forward = r->device ? forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err) : NULL;
-    log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device ? r->device->description : "",
-               kv_dtype_name(limits.kv), (long long)max_tokens, rows);
+    r->device = runner_create_device(v, r->model, max_tokens, rows, err);
+    if (!r->device || !dispatch_report_check(r->device->dispatch, v->tuned != NULL, v->require_tuned, err))
+        return false;
+    r->forward = forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err);
+    log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device->description,
+               kv_dtype_name(r->device->layout.dtype), (long long)max_tokens, rows);
+    text summary = {0};
+    dispatch_summary(r->device->dispatch, &summary);
+    log_detail("dispatch: %s", summary.data);
+    text_free(&summary);
     return r->forward != NULL;
 }
 

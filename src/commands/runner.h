@@ -12,6 +12,8 @@ typedef struct runner_values {
     int kv;                       /* index into runner_kv_choices */
     bool exact;
     double latent_eps;            /* NaN: not given */
+    const char *tuned, *kernels;  /* NULL: where tables are; free choice */
+    bool require_tuned;
 } runner_values;
 
 enum { RUNNER_CHUNK = 256, RUNNER_MAX_CHUNK = 4096, RUNNER_MAX_THREADS = 1024 };
@@ -25,7 +27,7 @@ extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dt
      .help = "The model's directory. Without it, the built-in model is used."}, \
     {.name = "model", .letter = 'm', .type = OPTION_DIRECTORY, .metavar = "DIR", .offset = RUNNER_OFFSET(values, model), \
      .unset = "the built-in model", .help = "The same as MODEL."}
-#define RUNNER_ROWS(values) \
+#define RUNNER_DEVICE_ROWS(values) \
     {.name = "threads", .letter = 't', .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_THREADS, \
      .unset = "all cores", .group = "Computation", .offset = RUNNER_OFFSET(values, threads), \
      .help = "Threads that compute. The result does not depend on it."}, \
@@ -33,13 +35,25 @@ extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dt
      .offset = RUNNER_OFFSET(values, chunk), .help = "Tokens of a prompt computed at once. The result does not depend on it."}, \
     {.name = "kv-dtype", .type = OPTION_CHOICE, .choices = runner_kv_choices, .by_default = "auto", .group = "Computation", \
      .offset = RUNNER_OFFSET(values, kv), \
-     .help = "Number format of the cache. auto is bf16, and f32 with --exact."}, \
+     .help = "Number format of the cache. auto is bf16, and f32 with --exact."}
+#define RUNNER_ROWS(values) \
+    RUNNER_DEVICE_ROWS(values), \
     {.name = "exact", .type = OPTION_FLAG, .group = "Computation", .offset = RUNNER_OFFSET(values, exact), \
      .help = "Compute as HF transformers does in float32: activations and cache in f32, latent norms with eps 1e-6."}, \
     {.name = "latent-eps", .type = OPTION_NUMBER, .metavar = "X", .least = 1e-12, .most = 0.1, .unset = "rms_norm_eps of config.json", \
      .group = "Computation", .offset = RUNNER_OFFSET(values, latent_eps), \
      .help = "The eps of the latent norms inside the attention (q_a, kv_a). HF transformers takes 1e-6 whatever config.json says, " \
-             "deployments take rms_norm_eps."}
+             "deployments take rms_norm_eps."}, \
+    RUNNER_KERNEL_ROWS(values), \
+    {.name = "require-tuned", .type = OPTION_FLAG, .group = "Kernels", .offset = RUNNER_OFFSET(values, require_tuned), \
+     .help = "Refuse to start when the tuned table lacks a shape of this model. drawbridge tune measures them."}
+#define RUNNER_KERNEL_ROWS(values) \
+    {.name = "tuned", .type = OPTION_DIRECTORY, .metavar = "DIR", .unset = "tuned beside the built-in models", .group = "Kernels", \
+     .offset = RUNNER_OFFSET(values, tuned), .help = "Where the tables of tuned kernels are."}, \
+    {.name = "kernels", .type = OPTION_TEXT, .metavar = "NAME", .unset = "free choice", .group = "Kernels", \
+     .offset = RUNNER_OFFSET(values, kernels), \
+     .help = "Use kernels of this level (generic, avx2) or of this name wherever there are any, for tests. Tuned tables are then not " \
+             "read. The result does not depend on it."}
 
 #define RUNNER_CONTEXT_ROW(values) \
     {.name = "context", .letter = 'c', .type = OPTION_INT, .metavar = "N", .least = 2, .most = 1 << 24, .unset = "what the model allows", \
@@ -69,6 +83,9 @@ int runner_chunk(const runner_values *v); /* --chunk, or RUNNER_CHUNK */
 /* Tokens a session needs: --context, or what the model allows, but no more than a prompt and its answer take. Answer
  * OPTION_NOT_GIVEN: as long as there is room. */
 int64_t runner_context(const runner_values *v, const runner *r, int64_t prompt, int64_t answer);
+
+/* The device alone, with the kernels that the options ask for. NULL with err set on failure. */
+device *runner_create_device(const runner_values *v, const model *m, int64_t max_tokens, int rows, error *err);
 
 /* The directory that argument or --model names, or NULL. */
 const char *runner_model_name(const runner_values *v);

@@ -238,16 +238,18 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
 {
     engine_facts f = engine_describe(j->engine);
     const model *m = j->runner.model;
-    text formats = {0};
+    text formats = {0}, dispatch = {0};
     print_formats(m, &formats);
     text url = {0};
     write_url(j->server->http, &url);
+    dispatch_summary(j->runner.device->dispatch, &dispatch);
     log_info("drawbridge %s", DRAWBRIDGE_VERSION);
     log_info("  model    %s: %.1f M parameters, %.1f M active, %d layers%s, chat format %s", j->name, (double)m->parameters / 1e6,
              (double)m->active_parameters / 1e6, m->config.layers, m->config.has_mtp ? " and a draft head" : "",
              chat_format_name(j->text.format));
     log_info("  weights  %s", formats.data);
     log_info("  device   %s", j->runner.device->description);
+    log_info("  dispatch %s", dispatch.data);
     log_info("  cache    %lld tokens in pages of %d (%s, %.0f MB), context %d, up to %d running and %d waiting", (long long)f.kv_tokens,
              KV_PAGE_TOKENS, kv_dtype_name(j->runner.device->layout.dtype),
              (double)f.kv_tokens / KV_PAGE_TOKENS * (double)f.page_bytes / 1e6, f.max_context, f.max_running, f.max_waiting);
@@ -264,6 +266,7 @@ static void print_banner(const serve_values *v, const serve_job *j, uint64_t sta
              v->keys ? "-H \"Authorization: Bearer $KEY\" " : "");
     text_free(&formats);
     text_free(&url);
+    text_free(&dispatch);
 }
 
 static bool serve(const serve_values *v, serve_job *j, error *err)

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "device/dispatch.h"
 #include "model/kv_layout.h"
 #include "model/weights.h"
 
@@ -53,6 +54,15 @@ typedef struct activations {
     float *logits;             /* [logit rows][vocab] */
 } activations;
 
+/* One run of the tuner: work of one key on `rows` rows, as a step calls for it. */
+typedef struct device_trial {
+    const dispatch_work *works; /* [count] what a step computes at once: one, or some experts of a layer */
+    int count, rows;
+    const step *s;              /* of `rows` rows */
+    activations *a;
+    float *in, *out;            /* linear: [rows][k], [rows][n] */
+} device_trial;
+
 typedef struct device device;
 
 typedef struct device_ops {
@@ -81,6 +91,8 @@ typedef struct device_ops {
     void (*draft_embed)(device *d, const step *s, const float *hidden_in, activations *a);
     /* logits[i] = lm_head(hidden[rows[i]]). */
     void (*logits)(device *d, const float *hidden, int count, const int32_t *rows, activations *a);
+    /* Runs the kernels that the dispatch table has for the trial's key, through the same code as the operations above. */
+    void (*exercise)(device *d, const device_trial *t);
 } device_ops;
 
 /* Each device begins with this. */
@@ -88,6 +100,7 @@ struct device {
     const device_ops *ops;
     const model *model;
     kv_layout layout;
+    dispatch_table *dispatch; /* which kernel runs for what: complete when the device is created; the device owns it */
     char description[96]; /* for banners: "cpu, 2 threads, avx2 kernels" */
 };
 
@@ -97,6 +110,8 @@ typedef struct device_limits {
     int threads;     /* CPU: workers, the caller included */
     int max_rows;    /* rows of one step */
     int max_context; /* positions of one sequence */
+    const char *tuned;   /* directory where a tuned table of this device may be; NULL: none */
+    const char *kernels; /* a level or a variant to be used wherever it exists; NULL: free choice */
 } device_limits;
 
 /* The CPU device, with the best kernel variant that this CPU runs. */

@@ -354,6 +354,7 @@ void engine_count(engine *e, engine_counters *out)
     out->submitted = m->submitted;
     out->refused = m->refused;
     pthread_mutex_unlock(&m->lock);
+    out->dispatch = dispatch_count(e->forward->device->dispatch);
 }
 
 engine_facts engine_describe(const engine *e)

@@ -136,6 +136,7 @@ typedef struct engine_counters {
     spec_stats spec;
     char spec_words[96];               /* spec_describe */
     bool spec_simulated;
+    dispatch_counts dispatch;          /* of the device; settled when it was created */
 } engine_counters;
 
 void engine_count(engine *e, engine_counters *out);

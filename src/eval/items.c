@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/csv.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "eval/csv.h"
 
 enum { ITEMS_LIMIT_BYTES = 1 << 30, CHOICES_MOST = 26 };
 

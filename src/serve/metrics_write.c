@@ -169,6 +169,15 @@ static void write_state(writer *w, const engine_counters *c, int connections)
     gauge(w, "drawbridge_http_connections", connections, "Open connections.");
 }
 
+static void write_dispatch(writer *w, const dispatch_counts *c)
+{
+    static const char name[] = "drawbridge_dispatch_shapes";
+    family(w, name, "gauge", "Shapes of this model by how their kernel was chosen: from the tuned table, as the only one, by rule.");
+    sample(w, name, "", "source", "tuned", c->tuned);
+    sample(w, name, "", "source", "only", c->only);
+    sample(w, name, "", "source", "heuristic", c->heuristic);
+}
+
 static void write_totals(writer *w, const engine_counters *c)
 {
     static const char *const finishes[] = {[ENGINE_STOP] = "stop", [ENGINE_LENGTH] = "length", [ENGINE_CANCELLED] = "cancelled",
@@ -236,6 +245,7 @@ static void write_own(text *out, const metrics *m, const engine_counters *c, int
     gauge(&info, "drawbridge_build_info", 1, "Version and model.");
     text_free(&labels);
     write_state(&w, c, connections);
+    write_dispatch(&w, &c->dispatch);
     write_totals(&w, c);
     write_speculation(&w, m, c);
     write_http(&w, m);

@@ -69,6 +69,11 @@ static json_t *engine_json(const engine_facts *f)
                      "page_bytes", (json_int_t)f->page_bytes);
 }
 
+static json_t *dispatch_json(const dispatch_counts *c)
+{
+    return json_pack("{s:i, s:i, s:i, s:i}", "shapes", c->shapes, "tuned", c->tuned, "only", c->only, "heuristic", c->heuristic);
+}
+
 static json_t *counters_json(const engine_counters *c)
 {
     static const char *const finishes[] = {[ENGINE_STOP] = "stop", [ENGINE_LENGTH] = "length", [ENGINE_CANCELLED] = "cancelled",
@@ -135,6 +140,7 @@ static void reply_server_info(const server *s, http_exchange *x)
                              "max_total_num_tokens", (json_int_t)f.kv_tokens);
     json_object_set_new(made, "limits", limits_json(s));
     json_object_set_new(made, "engine", engine_json(&f));
+    json_object_set_new(made, "dispatch", dispatch_json(&c.dispatch));
     json_object_set_new(made, "counters", counters_json(&c));
     json_object_set_new(made, "speculation", speculation_json(&f, &c));
     json_object_set_new(made, "internal_states", internal_states(s, &f, &c));

@@ -241,6 +241,17 @@ typedef struct lab {
     const int32_t *table_list[2];
 } lab;
 
+/* Makes a device compute with one variant of the attention kernels, wherever it has the choice. */
+static void use_variant(device *d, int index)
+{
+    error err = {0};
+    static const char *const operations[] = {dispatch_absorb, dispatch_attend, dispatch_index};
+    const cpu_attention_kernels *wanted = cpu_attention_kernels_at(index);
+    assert_true(dispatch_resolve(d->dispatch, NULL, wanted->name, &err));
+    for (int i = 0; i < 3; i++)
+        assert_ptr_equal(cpu_attention_variant(cpu_of(d), operations[i], cpu_layer(d, 0), 1), wanted);
+}
+
 static matrix f32_matrix(lab *l, uint64_t seed, int64_t rows, int64_t cols)
 {
     float *v = arena_alloc(&l->model.memory, (size_t)(rows * cols), sizeof *v);
@@ -254,12 +265,18 @@ static void lab_weights(lab *l)
     const model_config *c = &l->model.config;
     layer_weights *w = &l->layer;
     w->full_index = true;
+    w->q_a = f32_matrix(l, 10, c->q_lora_rank, c->hidden_size);
+    w->q_b = f32_matrix(l, 11, (int64_t)c->heads * (c->nope_dim + c->rope_dim), c->q_lora_rank);
+    w->kv_a = f32_matrix(l, 12, c->kv_lora_rank + c->rope_dim, c->hidden_size);
     w->kv_b = f32_matrix(l, 1, (int64_t)c->heads * (c->nope_dim + c->v_dim), c->kv_lora_rank);
     w->o = f32_matrix(l, 2, c->hidden_size, (int64_t)c->heads * c->v_dim);
     w->indexer.q_b = f32_matrix(l, 3, (int64_t)c->index_heads * c->index_dim, c->q_lora_rank);
     w->indexer.k = f32_matrix(l, 4, c->index_dim, c->hidden_size);
     w->indexer.head_weights = f32_matrix(l, 5, c->index_heads, c->hidden_size);
     w->indexer.k_norm = w->indexer.k_norm_bias = (const float *)(const void *)f32_matrix(l, 6, 1, c->index_dim).data;
+    w->mlp.gate = w->mlp.up = f32_matrix(l, 13, c->dense_intermediate, c->hidden_size);
+    w->mlp.down = f32_matrix(l, 14, c->hidden_size, c->dense_intermediate);
+    l->model.lm_head = f32_matrix(l, 15, c->vocab_size, c->hidden_size);
     l->model.layers = w;
 }
 
@@ -408,7 +425,7 @@ static void test_rows_alone(void **state)
         float *attended = mem_copy(a->attended_latent, ROWS * latents * sizeof *attended);
         memcpy(counts, a->selected_count, sizeof counts);
         for (int v = 0; cpu_attention_kernels_at(v); v++) {
-            cpu_of(l.device)->attention = cpu_attention_kernels_at(v);
+            use_variant(l.device, v);
             for (int row = 0; row < ROWS; row++) {
                 a = lab_run(&l, row, 1);
                 assert_int_equal(a->selected_count[0], counts[row]);
@@ -433,11 +450,10 @@ static void test_model(void **state)
         ids[i] = (int32_t)(word(16, (uint64_t)i) % 4000);
     rig r = rig_open(NANO, KV_BF16, 2, 512);
     size_t bytes = COUNT * (size_t)r.model->config.vocab_size * sizeof(float);
-    cpu_device *c = cpu_of(r.device);
-    assert_ptr_equal(c->attention, cpu_attention_kernels_at(0));
+    assert_ptr_equal(cpu_attention_variant(cpu_of(r.device), dispatch_attend, cpu_layer(r.device, 0), 1), cpu_attention_kernels_at(0));
     float *chosen = rig_all_logits(&r, ids, COUNT, 100);
     for (int v = 0; cpu_attention_kernels_at(v); v++) {
-        c->attention = cpu_attention_kernels_at(v);
+        use_variant(r.device, v);
         float *other = rig_all_logits(&r, ids, COUNT, v == 0 ? 13 : 77);
         assert_memory_equal(chosen, other, bytes);
         free(other);

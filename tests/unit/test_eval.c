@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/csv.h"
 #include "base/file.h"
 #include "base/memory.h"
-#include "eval/csv.h"
 #include "eval/extract.h"
 #include "eval/result.h"
 #include "eval/stats.h"

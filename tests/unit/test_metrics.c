@@ -235,7 +235,8 @@ static void write_and_parse(const engine_counters *c)
 static const char *const expected[] = {
     "drawbridge_build_info", "drawbridge_running_requests", "drawbridge_waiting_requests", "drawbridge_decoding_requests",
     "drawbridge_prefilling_requests", "drawbridge_kv_pages", "drawbridge_kv_page_tokens", "drawbridge_prefix_tree_pages",
-    "drawbridge_step_rows", "drawbridge_prefill_row_budget", "drawbridge_http_connections", "drawbridge_requests_submitted_total",
+    "drawbridge_step_rows", "drawbridge_prefill_row_budget", "drawbridge_http_connections", "drawbridge_dispatch_shapes",
+    "drawbridge_requests_submitted_total",
     "drawbridge_requests_refused_total", "drawbridge_engine_finished_total", "drawbridge_prompt_tokens_total",
     "drawbridge_cached_tokens_total", "drawbridge_computed_rows_total", "drawbridge_output_tokens_total", "drawbridge_preemptions_total",
     "drawbridge_evicted_pages_total", "drawbridge_steps_total", "drawbridge_step_seconds_total", "drawbridge_spec_simulated",

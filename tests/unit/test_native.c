@@ -459,6 +459,7 @@ static void fill_counters(void)
     fake_counters.spec.verify_steps = 10;
     fake_counters.spec.verify_tokens = 15;
     fake_counters.finished[ENGINE_LENGTH] = 4;
+    fake_counters.dispatch = (dispatch_counts){12, 7, 4, 1};
 }
 
 static void test_server_info(void **state)
@@ -476,6 +477,10 @@ static void test_server_info(void **state)
     expect_at(x.reply, "engine.max_context", "1000");
     expect_at(x.reply, "counters.finished.length", "4");
     expect_at(x.reply, "counters.cached_tokens", "50");
+    expect_at(x.reply, "dispatch.shapes", "12");
+    expect_at(x.reply, "dispatch.tuned", "7");
+    expect_at(x.reply, "dispatch.only", "4");
+    expect_at(x.reply, "dispatch.heuristic", "1");
     expect_at(x.reply, "speculation.simulated", "true");
     expect_at(x.reply, "speculation.simulated_accept_length", "3.5");
     expect_at(x.reply, "speculation.accept_rate_by_position", "[0.5]");

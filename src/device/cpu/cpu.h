@@ -29,8 +29,8 @@ typedef struct cpu_expert_job {
 
 typedef struct cpu_device {
     device base;
-    const cpu_kernels *kernels;
-    const cpu_attention_kernels *attention;
+    const cpu_kernels *kernels; /* of the level in force: for work that has no key */
+    dispatch_table dispatch;    /* base.dispatch */
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
@@ -54,9 +54,22 @@ static inline cpu_device *cpu_of(device *d)
 
 const layer_weights *cpu_layer(const device *d, int layer);
 
+/* cpu_dispatch.c: the device's variants and its dispatch table. */
+bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err);
+void cpu_exercise(device *d, const device_trial *t);
+
+/* The kernels chosen for a matrix and so many rows. */
+static inline const cpu_kernels *cpu_kernels_for(const cpu_device *c, const char *operation, const matrix *w, int rows)
+{
+    return dispatch_kernel(&c->dispatch, operation, w->format->name, w->rows, w->cols, rows);
+}
+
+/* The same for a part of a layer's attention: cpu_attention_kernels for absorb, attend and index, cpu_kernels for value. */
+const void *cpu_attention_variant(const cpu_device *c, const char *operation, const layer_weights *w, int rows);
+
 /* The kernels of the same names. */
-void cpu_dots(const cpu_device *c, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
-void cpu_add_scaled(const cpu_device *c, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n);
+void cpu_dots(const cpu_kernels *k, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
+void cpu_add_scaled(const cpu_kernels *k, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n);
 
 /* Input rows of a projection: row i begins at in + (rows ? rows[i] : i) * stride. */
 typedef struct cpu_rows {
@@ -71,7 +84,7 @@ int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out);
 
 /* y[i][c] = w[c] . row first + i, w [columns][n]; y [CPU_ROW_GROUP][CPU_COLUMN_BLOCK]. Returns how many rows there were, at most
  * CPU_ROW_GROUP. */
-int cpu_dots_group(const cpu_device *c, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y);
+int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y);
 
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out);
 void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out);
@@ -97,6 +110,10 @@ static inline cpu_linear_job cpu_projection(const matrix *w, int rows, const flo
 {
     return (cpu_linear_job){.w = w, .x = {in, (size_t)w->cols, NULL, rows}, .out = out, .out_stride = (size_t)w->rows};
 }
+
+/* The two halves of an MLP or of experts: act of every job from a->h; x += what they give together. */
+void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count);
+void cpu_down(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows);
 
 /* One projection by itself. */
 void cpu_project(cpu_device *c, const matrix *w, int rows, const float *in, float *out);

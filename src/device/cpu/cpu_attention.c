@@ -19,6 +19,8 @@ typedef struct attention_task {
     activations *a;
     int layer;
     int group_heads; /* heads of one task of attend_group */
+    const cpu_attention_kernels *absorb, *attend;
+    const cpu_kernels *value;
 } attention_task;
 
 static int smaller(int a, int b)
@@ -55,7 +57,7 @@ void cpu_attention_project(device *d, const step *s, int layer, activations *a)
     cpu_linear(c, latents, 2);
     cpu_rms_norm_rows(c, a->q_latent, s->rows, m->q_lora_rank, w->q_a_norm, m->latent_norm_eps, a->q_latent);
     cpu_project(c, &w->q_b, s->rows, a->q_latent, a->q);
-    attention_task t = {c, s, w, a, layer, 0};
+    attention_task t = {.c = c, .s = s, .w = w, .a = a, .layer = layer};
     pool_run(c->workers, s->rows, finish_row, &t);
 }
 
@@ -87,11 +89,11 @@ static void absorb_head(void *context, int head, int worker)
         decode_rows(&t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + i, count, keys);
         for (int row = 0, rows; row < t->s->rows; row += rows) {
             rows = smaller(t->s->rows - row, CPU_HEAD_GROUP);
-            t->c->attention->pack(t->a->q + row * q_stride + head * qk_dim + i, q_stride, rows, count, panel);
+            t->absorb->pack(t->a->q + row * q_stride + head * qk_dim + i, q_stride, rows, count, panel);
             cpu_weighted_sum sum = {.p = panel, .p_vector = cpu_head_lanes(rows), .p_head = 1, .heads = rows, .v = keys, .v_stride = rank,
                                     .n = rank, .count = count, .out = t->a->q_absorbed + row * out_stride + head * rank,
                                     .out_stride = out_stride};
-            t->c->attention->weighted_sum(&sum);
+            t->absorb->weighted_sum(&sum);
         }
     }
 }
@@ -134,8 +136,8 @@ static void pack_queries(const attention_task *t, const attention_group *g)
     const float *absorbed = t->a->q_absorbed + at * rank, *rope = t->a->q + at * qk_dim + m->nope_dim;
     touch_range(absorbed, (size_t)(g->heads * rank) * sizeof(float));
     touch_range(rope, (size_t)((g->heads - 1) * qk_dim + m->rope_dim) * sizeof(float));
-    t->c->attention->pack(absorbed, rank, g->heads, rank, g->q);
-    t->c->attention->pack(rope, qk_dim, g->heads, m->rope_dim, g->q + rank * g->lanes);
+    t->attend->pack(absorbed, rank, g->heads, rank, g->q);
+    t->attend->pack(rope, qk_dim, g->heads, m->rope_dim, g->q + rank * g->lanes);
 }
 
 /* Loads the keys of selected positions first .. as the page holds them, a block of them; returns how many. */
@@ -167,8 +169,7 @@ static void score_keys(const attention_task *t, const attention_group *g, int fi
     int width = t->c->base.layout.latent_dim + t->c->base.layout.rope_dim;
     for (int j = 0; j < count; j += PREFETCH_KEYS) {
         prefetch_keys(t, g, first + CPU_KEY_BLOCK + j, PREFETCH_KEYS);
-        t->c->attention->scores(g->q, g->lanes, g->keys + j * width, width, smaller(count - j, PREFETCH_KEYS), width,
-                                g->scores + j * g->lanes);
+        t->attend->scores(g->q, g->lanes, g->keys + j * width, width, smaller(count - j, PREFETCH_KEYS), width, g->scores + j * g->lanes);
     }
 }
 
@@ -195,13 +196,13 @@ static void attend_group(void *context, int index, int worker)
     for (int first = 0, count; first < g.count; first += count) {
         count = load_keys(t, &g, first);
         score_keys(t, &g, first, count);
-        t->c->attention->softmax_block(g.scores, g.lanes, count, scale, &state);
+        t->attend->softmax_block(g.scores, g.lanes, count, scale, &state);
         for (int h = 0; h < g.heads; h++)
             if (state.factor[h] != 1.0f)
                 scale_vector(g.out + h * rank, rank, state.factor[h]);
         cpu_weighted_sum sum = {.p = g.scores, .p_vector = g.lanes, .p_head = 1, .heads = g.heads, .v = g.keys,
                                 .v_stride = rank + m->rope_dim, .n = rank, .count = count, .out = g.out, .out_stride = rank};
-        t->c->attention->weighted_sum(&sum);
+        t->attend->weighted_sum(&sum);
     }
     for (int h = 0; h < g.heads; h++)
         scale_vector(g.out + h * rank, rank, 1.0f / state.sum[h]);
@@ -219,7 +220,7 @@ static void value_head(void *context, int head, int worker)
     for (int v = 0, columns; v < m->v_dim; v += columns) {
         columns = cpu_decode_block(&t->w->kv_b, first + v, first + m->v_dim, values);
         for (int row = 0, count; row < t->s->rows; row += count) {
-            count = cpu_dots_group(t->c, values, columns, rank, &latents, row, y);
+            count = cpu_dots_group(t->value, values, columns, rank, &latents, row, y);
             for (int i = 0; i < count; i++)
                 memcpy(t->a->attended + ((int64_t)(row + i) * m->heads + head) * m->v_dim + v, y + i * CPU_COLUMN_BLOCK,
                        (size_t)columns * sizeof(float));
@@ -231,13 +232,17 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
 {
     cpu_device *c = cpu_of(d);
     const model_config *m = &d->model->config;
-    attention_task t = {c, s, cpu_layer(d, layer), a, layer, CPU_HEAD_GROUP};
+    const layer_weights *w = cpu_layer(d, layer);
+    attention_task t = {.c = c, .s = s, .w = w, .a = a, .layer = layer, .group_heads = CPU_HEAD_GROUP,
+                        .absorb = cpu_attention_variant(c, dispatch_absorb, w, s->rows),
+                        .attend = cpu_attention_variant(c, dispatch_attend, w, s->rows),
+                        .value = cpu_attention_variant(c, dispatch_value, w, s->rows)};
     if (s->rows * head_groups(m, CPU_HEAD_GROUP) < c->threads)
         t.group_heads = CPU_HEAD_LANES; /* work for more threads; heads are independent, so that changes no result */
     pool_run(c->workers, m->heads, absorb_head, &t);
     pool_run(c->workers, s->rows * head_groups(m, t.group_heads), attend_group, &t);
     pool_run(c->workers, m->heads, value_head, &t);
-    cpu_linear_job out = {.w = &t.w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
+    cpu_linear_job out = {.w = &w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
                           .out_stride = (size_t)m->hidden_size, .add = true};
     cpu_linear(c, &out, 1);
 }

@@ -48,6 +48,7 @@ static void cpu_destroy(device *d)
         mem_free_lazy(c->scratch[i]);
     mem_free_lazy(c->index_scores);
     mem_free_lazy(c->draft_input);
+    dispatch_free(&c->dispatch);
     arena_free(&c->memory);
     free(c);
 }
@@ -124,7 +125,7 @@ static void cpu_logits(device *d, const float *hidden, int count, const int32_t 
 static const device_ops CPU_OPS = {
     .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .destroy = cpu_destroy,
     .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
-    .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits,
+    .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits, .exercise = cpu_exercise,
 };
 
 static size_t largest(size_t a, size_t b)
@@ -176,8 +177,6 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     cpu_device *c = mem_alloc(1, sizeof *c);
     const model_config *config = &m->config;
     size_t pairs = (size_t)limits->max_rows * (size_t)config->experts_per_token;
-    c->kernels = cpu_kernels_at(0);
-    c->attention = cpu_attention_kernels_at(0);
     c->base = (device){.ops = &CPU_OPS, .model = m, .layout = kv_layout_of(config, limits->kv)};
     c->max_rows = limits->max_rows;
     c->threads = limits->threads;
@@ -189,9 +188,7 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     c->expert_next = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_next);
     c->expert_rows = arena_alloc(&c->memory, pairs, sizeof *c->expert_rows);
     c->expert_weights = arena_alloc(&c->memory, pairs, sizeof *c->expert_weights);
-    snprintf(c->base.description, sizeof c->base.description, "cpu, %d thread%s, %s kernels", limits->threads,
-             limits->threads == 1 ? "" : "s", c->kernels->name);
-    if (c->workers && alloc_private_memory(c, limits, err))
+    if (c->workers && cpu_dispatch_create(c, limits, err) && alloc_private_memory(c, limits, err))
         return &c->base;
     cpu_destroy(&c->base);
     return NULL;

@@ -23,6 +23,7 @@ typedef struct index_task {
     int rows;            /* in the group */
     int chunks;          /* tasks per CPU_INDEX_ROWS rows */
     size_t score_stride; /* floats of index_scores per row of the group */
+    const cpu_attention_kernels *kernels;
 } index_task;
 
 static int smaller(int a, int b)
@@ -70,8 +71,8 @@ static void pack_rows(const index_task *t, const index_rows *r)
         const float *weight = t->a->index_weights + row * m->index_heads;
         for (int h = 0; h < lanes; h++)
             r->weights[i * lanes + h] = h < m->index_heads ? weight[h] * scale : 0.0f;
-        t->c->attention->pack(t->a->index_q + row * m->index_heads * m->index_dim, m->index_dim, m->index_heads, m->index_dim,
-                              r->panels + (int64_t)i * lanes * m->index_dim);
+        t->kernels->pack(t->a->index_q + row * m->index_heads * m->index_dim, m->index_dim, m->index_heads, m->index_dim,
+                         r->panels + (int64_t)i * lanes * m->index_dim);
     }
 }
 
@@ -86,8 +87,8 @@ static void score_rows(const index_task *t, const index_rows *r)
         for (int i = 0; i < r->count; i++) {
             int seen = smaller(t->s->positions[t->first_row + r->in_group + i] + 1 - j, block);
             if (seen > 0)
-                t->c->attention->index_scores(r->panels + (int64_t)i * lanes * m->index_dim, lanes, r->weights + i * lanes, r->keys, seen,
-                                              m->index_dim, t->c->index_scores + (size_t)(r->in_group + i) * t->score_stride + j);
+                t->kernels->index_scores(r->panels + (int64_t)i * lanes * m->index_dim, lanes, r->weights + i * lanes, r->keys, seen,
+                                         m->index_dim, t->c->index_scores + (size_t)(r->in_group + i) * t->score_stride + j);
         }
     }
 }
@@ -207,7 +208,7 @@ static void select_row(void *context, int in_group, int worker)
         t->a->selected_count[row] = seen;
         return;
     }
-    cpu_select_many(t->c->attention, t->c->index_scores + (size_t)in_group * t->score_stride, seen, topk, list, out);
+    cpu_select_many(t->kernels, t->c->index_scores + (size_t)in_group * t->score_stride, seen, topk, list, out);
     t->a->selected_count[row] = topk;
 }
 
@@ -228,7 +229,7 @@ void cpu_index_select(device *d, const step *s, int layer, activations *a)
                               cpu_projection(&w->indexer.k, s->rows, a->h, a->index_k),
                               cpu_projection(&w->indexer.head_weights, s->rows, a->h, a->index_weights)};
     cpu_linear(c, jobs, 3);
-    index_task t = {.c = c, .s = s, .w = w, .a = a, .layer = layer};
+    index_task t = {.c = c, .s = s, .w = w, .a = a, .layer = layer, .kernels = cpu_attention_variant(c, dispatch_index, w, s->rows)};
     pool_run(c->workers, s->rows, finish_row, &t);
 
     int context = longest_context(s);

@@ -5,21 +5,21 @@
 #include "base/sanitize.h"
 #include "device/cpu/cpu.h"
 
-void cpu_dots(const cpu_device *c, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y)
+void cpu_dots(const cpu_kernels *k, const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y)
 {
     for (int i = 0; i < columns; i++)
         touch_range(w + i * w_stride, (size_t)n * sizeof *w);
     for (int i = 0; i < rows; i++)
         touch_range(x[i], (size_t)n * sizeof *w);
-    c->kernels->dots(w, w_stride, columns, x, rows, n, y);
+    k->dots(w, w_stride, columns, x, rows, n, y);
 }
 
-void cpu_add_scaled(const cpu_device *c, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n)
+void cpu_add_scaled(const cpu_kernels *k, float *out, const float *scales, const float *x, int64_t x_stride, int count, int64_t n)
 {
     touch_range(out, (size_t)n * sizeof *out);
     for (int i = 0; i < count; i++)
         touch_range(x + i * x_stride, (size_t)n * sizeof *x);
-    c->kernels->add_scaled(out, scales, x, x_stride, count, n);
+    k->add_scaled(out, scales, x, x_stride, count, n);
 }
 
 static float sum_of_squares(const float *x, int64_t n)
@@ -93,13 +93,13 @@ int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out)
     return count;
 }
 
-int cpu_dots_group(const cpu_device *c, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y)
+int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y)
 {
     const float *rows[CPU_ROW_GROUP];
     int count = x->count - first < CPU_ROW_GROUP ? x->count - first : CPU_ROW_GROUP;
     for (int i = 0; i < count; i++)
         rows[i] = x->in + (size_t)(x->rows ? x->rows[first + i] : first + i) * x->stride;
-    cpu_dots(c, w, n, columns, rows, count, n, y);
+    cpu_dots(k, w, n, columns, rows, count, n, y);
     return count;
 }
 
@@ -123,8 +123,9 @@ static void linear_block(void *context, int index, int worker)
     float *decoded = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][cols] */
     float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
     int columns = cpu_decode_block(job->w, first, job->w->rows, decoded);
+    const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_linear, job->w, job->x.count);
     for (int row = 0, count; row < job->x.count; row += count) {
-        count = cpu_dots_group(t->c, decoded, columns, job->w->cols, &job->x, row, y);
+        count = cpu_dots_group(k, decoded, columns, job->w->cols, &job->x, row, y);
         for (int i = 0; i < count; i++) {
             float *out = job->out + (size_t)(row + i) * job->out_stride + first;
             for (int n = 0; n < columns; n++)

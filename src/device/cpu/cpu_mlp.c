@@ -33,12 +33,14 @@ static void gate_up_block(void *context, int index, int worker)
         return;
     float *gate = t->c->scratch[worker], *up = gate + CPU_COLUMN_BLOCK * hidden; /* [CPU_COLUMN_BLOCK][hidden] each */
     float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK], z[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
+    const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &w->gate, job->count);
+    const cpu_kernels *k_up = cpu_kernels_for(t->c, dispatch_experts, &w->up, job->count);
     cpu_rows h = {t->a->h, (size_t)hidden, job->rows, job->count};
     int columns = cpu_decode_block(&w->gate, first, wide, gate);
     cpu_decode_block(&w->up, first, wide, up);
     for (int row = 0, count; row < job->count; row += count) {
-        count = cpu_dots_group(t->c, gate, columns, hidden, &h, row, y);
-        cpu_dots_group(t->c, up, columns, hidden, &h, row, z);
+        count = cpu_dots_group(k, gate, columns, hidden, &h, row, y);
+        cpu_dots_group(k_up, up, columns, hidden, &h, row, z);
         for (int i = 0; i < count; i++)
             for (int n = 0; n < columns; n++)
                 job->act[(row + i) * wide + first + n] = silu(y[i * CPU_COLUMN_BLOCK + n]) * z[i * CPU_COLUMN_BLOCK + n];
@@ -58,9 +60,10 @@ static void down_block(void *context, int block, int worker)
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
         cpu_rows act = {job->act, (size_t)wide, NULL, job->count};
+        const cpu_kernels *k = cpu_kernels_for(t->c, dispatch_experts, &job->w->down, job->count);
         columns = cpu_decode_block(&job->w->down, first, hidden, down);
         for (int row = 0, count; row < job->count; row += count) {
-            count = cpu_dots_group(t->c, down, columns, wide, &act, row, y);
+            count = cpu_dots_group(k, down, columns, wide, &act, row, y);
             for (int i = 0; i < count; i++) {
                 float *to = sum + (job->rows ? job->rows[row + i] : row + i) * CPU_COLUMN_BLOCK;
                 float weight = job->weights ? job->weights[row + i] : 1.0f; /* a product with 1 is exact */
@@ -74,15 +77,26 @@ static void down_block(void *context, int block, int worker)
             t->a->x[row * hidden + first + n] += sum[row * CPU_COLUMN_BLOCK + n];
 }
 
-static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+void cpu_gate_up(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count)
 {
-    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count, .rows = rows};
+    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count};
     int64_t widest = 0;
     for (int j = 0; j < count; j++)
         widest = jobs[j].w->gate.rows > widest ? jobs[j].w->gate.rows : widest;
     t.blocks = (int)((widest + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK);
     pool_run(c->workers, count * t.blocks, gate_up_block, &t);
+}
+
+void cpu_down(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+{
+    mlp_task t = {.c = c, .a = a, .jobs = jobs, .count = count, .rows = rows};
     pool_run(c->workers, (c->base.model->config.hidden_size + CPU_COLUMN_BLOCK - 1) / CPU_COLUMN_BLOCK, down_block, &t);
+}
+
+static void run_jobs(cpu_device *c, activations *a, const cpu_expert_job *jobs, int count, int rows)
+{
+    cpu_gate_up(c, a, jobs, count);
+    cpu_down(c, a, jobs, count, rows);
 }
 
 /* Marks the experts of groups that are not among the best: a group's score is the sum of its two best experts.

@@ -1,7 +1,7 @@
 /* CSV as RFC 4180 writes it: fields between commas, quoted where they hold commas, quotes ("" for one) or line ends. The first row
  * names the columns. A byte order mark and CRLF line ends are accepted. */
-#ifndef EVAL_CSV_H
-#define EVAL_CSV_H
+#ifndef BASE_CSV_H
+#define BASE_CSV_H
 
 #include "base/error.h"
 #include "base/memory.h"
