@@ -22,7 +22,7 @@ def tool(name):
 class Requests(harness.Case):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--model-name", ODD_NAME)
+        cls.server = Server("--model-name", ODD_NAME, "--max-body", 64)
         cls.addClassCleanup(cls.server.__exit__, None, None, None)
 
     def refused(self, path, body, words, status=400):

@@ -24,7 +24,7 @@ static void test_pool_counts_idle_pages(void **state)
 {
     (void)state;
     kv_pages *p = kv_pages_create_ids(4);
-    int32_t a, b, c;
+    int32_t a = 0, b = 0, c = 0;
     assert_true(kv_pages_take(p, &a) && kv_pages_take(p, &b) && kv_pages_take(p, &c));
     assert_int_equal(p->free_count, 1);
     kv_pages_tree_share(p, a);
