@@ -52,8 +52,8 @@ extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dt
      .offset = RUNNER_OFFSET(values, tuned), .help = "Where the tables of tuned kernels are."}, \
     {.name = "kernels", .type = OPTION_TEXT, .metavar = "NAME", .unset = "free choice", .group = "Kernels", \
      .offset = RUNNER_OFFSET(values, kernels), \
-     .help = "Use kernels of this level (generic, avx2, avx512vnni, neon) or of this name wherever there are any, for tests. Tuned tables " \
-             "are then not read. The result does not depend on it."}
+     .help = "Use kernels of this level (generic, avx2, avx512vnni, neon) or of this name wherever there are any, for tests. Tuned " \
+             "tables are then not read. The result does not depend on it."}
 
 #define RUNNER_CONTEXT_ROW(values) \
     {.name = "context", .letter = 'c', .type = OPTION_INT, .metavar = "N", .least = 2, .most = 1 << 24, .unset = "what the model allows", \
