@@ -1,11 +1,13 @@
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE, madvise */
 #include "base/memory.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/sanitize.h"
@@ -58,36 +60,87 @@ void *mem_grow(void *old, size_t count, size_t item_bytes)
     return p ? p : out_of_memory(count, item_bytes);
 }
 
-/* The length of a lazy block lies in a page of its own before it. In sanitizer builds what lies around the block is forbidden, as
- * around blocks of malloc:
+/* Where a lazy block was mapped is written in a page of its own before it. In sanitizer builds what lies around the block is forbidden,
+ * as around blocks of malloc:
  *
- *     | header: length, forbidden | the block | forbidden: at least LAZY_GUARD_BYTES | */
+ *     | rest | header, forbidden | the block | forbidden: at least LAZY_GUARD_BYTES |
+ *
+ * A block of LAZY_HUGE_FROM bytes or more begins at a multiple of HUGE_PAGE_BYTES and asks for pages of that size. It is still lazy: a
+ * huge page comes with the first touch of its range, so that a block that is filled from the front takes at most one huge page, an
+ * eighth of the smallest such block, more than was touched. Smaller blocks stay on small pages. */
 enum { LAZY_HEADER_BYTES = 4096, LAZY_GUARD_BYTES = SANITIZE_GUARD_BYTES };
+enum { HUGE_PAGE_BYTES = 2 << 20, LAZY_HUGE_FROM = 16 << 20 };
+
+typedef struct lazy_header {
+    void *mapping;
+    size_t bytes;
+} lazy_header;
 
 void *mem_try_alloc_lazy(size_t bytes)
 {
-    size_t whole;
-    if (!checked_add_size(bytes, LAZY_HEADER_BYTES + LAZY_GUARD_BYTES, &whole) || whole > PTRDIFF_MAX)
+    lazy_header h;
+    bool huge = bytes >= LAZY_HUGE_FROM;
+    if (!checked_add_size(bytes, LAZY_HEADER_BYTES + LAZY_GUARD_BYTES + (huge ? HUGE_PAGE_BYTES : 0), &h.bytes) || h.bytes > PTRDIFF_MAX)
         return NULL;
-    char *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
+    h.mapping = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (h.mapping == MAP_FAILED)
         return NULL;
-    memcpy(p, &whole, sizeof whole);
-    forbid_range(p, LAZY_HEADER_BYTES);
-    forbid_range(p + LAZY_HEADER_BYTES + bytes, LAZY_GUARD_BYTES);
-    return p + LAZY_HEADER_BYTES;
+    char *block = (char *)h.mapping + LAZY_HEADER_BYTES;
+    if (huge) {
+        block += (HUGE_PAGE_BYTES - (uintptr_t)block % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
+        mem_prefer_huge(block, bytes);
+    }
+    memcpy(block - LAZY_HEADER_BYTES, &h, sizeof h);
+    forbid_range(block - LAZY_HEADER_BYTES, LAZY_HEADER_BYTES);
+    forbid_range(block + bytes, LAZY_GUARD_BYTES);
+    return block;
 }
 
 void mem_free_lazy(void *memory)
 {
     if (!memory)
         return;
-    char *p = (char *)memory - LAZY_HEADER_BYTES;
-    size_t whole;
-    allow_range(p, LAZY_HEADER_BYTES);
-    memcpy(&whole, p, sizeof whole);
-    allow_range(p, whole);
-    munmap(p, whole);
+    char *header = (char *)memory - LAZY_HEADER_BYTES;
+    lazy_header h;
+    allow_range(header, LAZY_HEADER_BYTES);
+    memcpy(&h, header, sizeof h);
+    allow_range(h.mapping, h.bytes);
+    munmap(h.mapping, h.bytes);
+}
+
+/* The whole pages of a range: hints are given for pages. */
+static size_t pages_of(const void *bytes, size_t count, void **first)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)bytes / page * page;
+    *first = (void *)from;
+    return (uintptr_t)bytes + count - from;
+}
+
+void mem_prefer_huge(const void *bytes, size_t count)
+{
+#ifdef MADV_HUGEPAGE
+    void *first;
+    size_t whole = pages_of(bytes, count, &first);
+    if (count > 0)
+        madvise(first, whole, MADV_HUGEPAGE);
+#else
+    (void)bytes, (void)count;
+#endif
+}
+
+/* Readahead of a mapped file would read beyond the range, and the system reads no more than its own limit (128 kB unless set otherwise)
+ * for one request; so the range is asked for in pieces of that size before it is touched. */
+void mem_read_ahead(const void *bytes, size_t count)
+{
+    enum { PIECE_BYTES = 128 << 10, PAGE_BYTES = 4096 };
+    void *first;
+    size_t whole = pages_of(bytes, count, &first);
+    for (size_t at = 0; count > 0 && at < whole; at += PIECE_BYTES)
+        madvise((char *)first + at, whole - at < PIECE_BYTES ? whole - at : PIECE_BYTES, MADV_WILLNEED);
+    for (size_t at = 0; at < count; at += PAGE_BYTES)
+        (void)*((const volatile char *)bytes + at);
+    if (count > 0)
+        (void)*((const volatile char *)bytes + count - 1);
 }
 
 void *mem_copy(const void *bytes, size_t count)

@@ -178,8 +178,8 @@ bool topology_read(const char *directory, const int *allowed, int count, topolog
     }
     closedir(d);
     if (ok && out->cpu_count != count)
-        ok = error_set(err, ERROR_INPUT, "%s: of the %d CPUs that this process may use %d are in a node; expected each to be in one", directory,
-                       count, out->cpu_count);
+        ok = error_set(err, ERROR_INPUT, "%s: of the %d CPUs that this process may use %d are in a node; expected each to be in one",
+                       directory, count, out->cpu_count);
     if (!ok) {
         topology_free(out);
         return false;
@@ -259,7 +259,8 @@ bool topology_run(const topology *t, void (*f)(void *context, int node), void *c
     for (int i = 0; i < started; i++)
         pthread_join(handles[i], NULL);
     bool ok = started == t->node_count ||
-        error_set(err, ERROR_RUNTIME, "cannot start a thread for memory node %d (%d of %d)", t->nodes[started].id, started + 1, t->node_count);
+        error_set(err, ERROR_RUNTIME, "cannot start a thread for memory node %d (%d of %d)", t->nodes[started].id, started + 1,
+                  t->node_count);
     free(handles);
     free(calls);
     return ok;

@@ -137,8 +137,10 @@ static bool checkpoint_add_file(checkpoint *c, const char *path, error *err)
 {
     file_map mapping;
     const char *slash = strrchr(path, '/');
-    return file_map_open(path, &mapping, err)
-        && checkpoint_add_shard(c, slash ? slash + 1 : path, mapping, mapping.data, mapping.bytes, path, err);
+    if (!file_map_open(path, &mapping, err))
+        return false;
+    mem_prefer_huge(mapping.data, mapping.bytes);
+    return checkpoint_add_shard(c, slash ? slash + 1 : path, mapping, mapping.data, mapping.bytes, path, err);
 }
 
 static checkpoint *checkpoint_or_null(checkpoint *c, bool ok)
@@ -320,6 +322,33 @@ static checkpoint *checkpoint_open_directory(const char *directory, error *err)
 checkpoint *checkpoint_open(const char *path, error *err)
 {
     return file_is_directory(path) ? checkpoint_open_directory(path, err) : checkpoint_open_file(path, err);
+}
+
+/* ---- placing the data ---- */
+
+typedef struct placement {
+    const checkpoint *c;
+    const pool *workers;
+} placement;
+
+/* A matrix is computed in blocks of rows, so a node reads the same share of it as it has of the workers. Tensors of rank 3 hold one
+ * matrix behind the other. */
+static void place_on_node(void *context, int node)
+{
+    const placement *p = context;
+    for (size_t i = 0; i < p->c->count; i++) {
+        const tensor *t = &p->c->tensors[i];
+        int64_t matrices = t->rank >= 3 && t->shape[0] > 0 ? t->shape[0] : 1, bytes = (int64_t)t->bytes / matrices, first, end;
+        pool_share(p->workers, node, bytes, &first, &end);
+        for (int64_t m = 0; m < matrices; m++)
+            mem_read_ahead(t->data + m * bytes + first, (size_t)(end - first));
+    }
+}
+
+bool checkpoint_place(const checkpoint *c, const pool *workers, error *err)
+{
+    placement p = {c, workers};
+    return pool_nodes(workers)->node_count == 1 || topology_run(pool_nodes(workers), place_on_node, &p, err);
 }
 
 /* ---- looking things up ---- */

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/threads.h"
 
 enum { SAFETENSORS_MAX_RANK = 8 };
 
@@ -47,6 +48,10 @@ typedef struct checkpoint checkpoint;
  * shard must be in the index; shard names with '/' or leading '.' are refused. */
 checkpoint *checkpoint_open(const char *path, error *err);
 void checkpoint_close(checkpoint *c);
+
+/* Where memory has several nodes: reads all data, each part of a matrix into the memory of the node whose workers will read it
+ * (pool_share). Pages that are already in memory stay where they are. With one node there is nothing to do, and nothing is read. */
+bool checkpoint_place(const checkpoint *c, const pool *workers, error *err);
 
 size_t checkpoint_count(const checkpoint *c);
 const tensor *checkpoint_tensor(const checkpoint *c, size_t index); /* in file order */

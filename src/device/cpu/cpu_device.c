@@ -211,7 +211,8 @@ device *cpu_device_create(const model *m, const device_limits *limits, error *er
     c->expert_next = arena_alloc(&c->memory, (size_t)config->experts + 1, sizeof *c->expert_next);
     c->expert_rows = arena_alloc(&c->memory, pairs, sizeof *c->expert_rows);
     c->expert_weights = arena_alloc(&c->memory, pairs, sizeof *c->expert_weights);
-    if (c->workers && cpu_dispatch_create(c, limits, err) && alloc_private_memory(c, limits, err))
+    if (c->workers && checkpoint_place(m->checkpoint, c->workers, err) && cpu_dispatch_create(c, limits, err) &&
+        alloc_private_memory(c, limits, err))
         return &c->base;
     cpu_destroy(&c->base);
     return NULL;
