@@ -348,7 +348,7 @@ static void place_on_node(void *context, int node)
 bool checkpoint_place(const checkpoint *c, const pool *workers, error *err)
 {
     placement p = {c, workers};
-    return pool_nodes(workers)->node_count == 1 || topology_run(pool_nodes(workers), place_on_node, &p, err);
+    return !c || pool_nodes(workers)->node_count == 1 || topology_run(pool_nodes(workers), place_on_node, &p, err);
 }
 
 /* ---- looking things up ---- */

@@ -50,7 +50,8 @@ checkpoint *checkpoint_open(const char *path, error *err);
 void checkpoint_close(checkpoint *c);
 
 /* Where memory has several nodes: reads all data, each part of a matrix into the memory of the node whose workers will read it
- * (pool_share). Pages that are already in memory stay where they are. With one node there is nothing to do, and nothing is read. */
+ * (pool_share). Pages that are already in memory stay where they are. With one node, or without
+ * a checkpoint, there is nothing to do, and nothing is read. */
 bool checkpoint_place(const checkpoint *c, const pool *workers, error *err);
 
 size_t checkpoint_count(const checkpoint *c);
