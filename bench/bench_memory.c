@@ -206,8 +206,9 @@ static void bench_files(const char *directory, size_t count)
         close(fd);
         ways[i].best[0] = ways[i].best[1] = ways[i].best[2] = 0;
         measure_ways(&ways[i], 1, count); /* alone first, so that a table comes even when the memory for all is not there */
-        printf("%-18s %9.3f %9.3f %9.3f %9ld %5.0f%% %9.2f %9.2f %9.2f\n", ways[i].name, at[1] - at[0], at[2] - at[1], at[3] - at[2], faults,
-               100.0 * 1024 * (double)huge_kb(ways[i].bytes + count / 2) / (double)count, ways[i].best[0], ways[i].best[1], ways[i].best[2]);
+        double huge = 100.0 * 1024 * (double)huge_kb(ways[i].bytes + count / 2) / (double)count;
+        printf("%-18s %9.3f %9.3f %9.3f %9ld %5.0f%% %9.2f %9.2f %9.2f\n", ways[i].name, at[1] - at[0], at[2] - at[1], at[3] - at[2],
+               faults, huge, ways[i].best[0], ways[i].best[1], ways[i].best[2]);
         fflush(stdout);
     }
     printf("\nAll of them in turns, GB/s per thread\n");

@@ -7,8 +7,10 @@
  * nobody is inside. So a worker that sleeps, or that the system does not run just now, holds up nobody: it finds the loop closed.
  *
  * Waiting: both sides watch the word for SPIN_US and then sleep. A step has many short loops with little between them, and waking a
- * thread takes longer than most of them. With more threads than cores nobody watches, since that would only keep the others from
- * running. No wake-up is lost: a worker counts itself in `sleepers` before its last look at the word, the caller opens a generation
+ * thread takes longer than most of them. Who watches longer than ALONE_US lets others run between two looks, since the one that is
+ * waited for may need the same core. Whoever is away for CROWDED_US between two looks shares the core with other programs; then nobody
+ * watches for CROWDED_REST_US, because the system favours threads that sleep over those that burn their share. With more threads than
+ * cores nobody watches at all. No wake-up is lost: a worker counts itself in `sleepers` before its last look at the word, the caller opens a generation
  * before it looks at `sleepers`, and both then meet at the lock; a caller sets "caller asleep" before its last look.
  *
  * Iterations are handed out in runs of neighbours, 1 / (RUNS_PER_WORKER * workers) of what is left at a time: long runs first, for few
@@ -26,7 +28,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-enum { SPIN_US = 50, ALONE_US = 5, PAUSES_PER_LOOK = 16, RUNS_PER_WORKER = 4, CACHE_LINE_BYTES = 64 };
+enum { SPIN_US = 50, ALONE_US = 5, CROWDED_US = 100, CROWDED_REST_US = 200000, PAUSES_PER_LOOK = 16 };
+enum { RUNS_PER_WORKER = 4, CACHE_LINE_BYTES = 64 };
 
 #define STATE_OPEN UINT64_C(1)
 #define STATE_CALLER_ASLEEP UINT64_C(2)
@@ -45,7 +48,8 @@ typedef struct pool_part {
 struct pool {
     _Alignas(CACHE_LINE_BYTES) _Atomic uint64_t state;
     _Alignas(CACHE_LINE_BYTES) atomic_int sleepers; /* workers that sleep or are about to; changed under the lock */
-    bool spins;
+    bool spins;         /* no more threads than cores */
+    _Atomic int64_t crowded_until; /* ns of the clock: nobody watches before */
     int threads;
     pthread_t *handles; /* [threads - 1] */
     topology where;
@@ -91,21 +95,29 @@ static bool is_quiet(uint64_t state)
     return (state & STATE_ACTIVE_MASK) == 0;
 }
 
+static bool is_over(uint64_t state, bool everybody, uint64_t seen)
+{
+    return everybody ? is_quiet(state) : is_news(state, seen);
+}
+
 /* Watches the word for a while: until a new generation, or, with everybody, until nobody is inside. */
 static uint64_t watch(pool *p, bool everybody, uint64_t seen)
 {
     uint64_t s = atomic_load_explicit(&p->state, memory_order_acquire);
-    int64_t end = 0;
-    while (p->spins && !(everybody ? is_quiet(s) : is_news(s, seen))) {
-        int64_t now = now_ns();
-        end = end ? end : now + SPIN_US * 1000;
-        if (now > end)
-            break;
-        if (now > end - (SPIN_US - ALONE_US) * 1000)
+    if (!p->spins || is_over(s, everybody, seen))
+        return s;
+    int64_t start = now_ns(), before = start, now = start;
+    if (start < atomic_load_explicit(&p->crowded_until, memory_order_relaxed))
+        return s;
+    for (; now - start < SPIN_US * 1000 && !is_over(s, everybody, seen); before = now) {
+        if (now - start > ALONE_US * 1000)
             sched_yield();
         for (int i = 0; i < PAUSES_PER_LOOK; i++)
             pause_briefly();
         s = atomic_load_explicit(&p->state, memory_order_acquire);
+        now = now_ns();
+        if (now - before > CROWDED_US * 1000)
+            atomic_store_explicit(&p->crowded_until, now + CROWDED_REST_US * 1000, memory_order_relaxed);
     }
     return s;
 }
