@@ -10,8 +10,8 @@
  * thread takes longer than most of them. Who watches longer than ALONE_US lets others run between two looks, since the one that is
  * waited for may need the same core. Whoever is away for CROWDED_US between two looks shares the core with other programs; then nobody
  * watches for CROWDED_REST_US, because the system favours threads that sleep over those that burn their share. With more threads than
- * cores nobody watches at all. No wake-up is lost: a worker counts itself in `sleepers` before its last look at the word, the caller opens a generation
- * before it looks at `sleepers`, and both then meet at the lock; a caller sets "caller asleep" before its last look.
+ * cores nobody watches at all. No wake-up is lost: a worker counts itself in `sleepers` before its last look at the word, the caller
+ * opens a generation before it looks at `sleepers`, and both then meet at the lock; a caller sets "caller asleep" before its last look.
  *
  * Iterations are handed out in runs of neighbours, 1 / (RUNS_PER_WORKER * workers) of what is left at a time: long runs first, for few
  * meetings and long reads in one direction, single ones at the end, so that all workers end together. */

@@ -202,6 +202,31 @@ static void test_nodes_are_read(void **state)
     remove_tree(root);
 }
 
+/* Whatever order the directory has. */
+static void test_nodes_are_in_order(void **state)
+{
+    (void)state;
+    enum { NODES = 24 };
+    char root[] = "/tmp/drawbridge-nodes-XXXXXX", node[16], cpu[16];
+    int allowed[NODES];
+    error err = {0};
+    topology t;
+    assert_non_null(mkdtemp(root));
+    for (int i = 0; i < NODES; i++) {
+        int n = i * 7 % NODES;
+        snprintf(node, sizeof node, "node%d", n);
+        snprintf(cpu, sizeof cpu, "%d\n", n);
+        make_node(root, node, cpu);
+        allowed[i] = i;
+    }
+    assert_true(topology_read(root, allowed, NODES, &t, &err));
+    assert_int_equal(t.node_count, NODES);
+    for (int i = 0; i < NODES; i++)
+        assert_int_equal(t.nodes[i].id, i);
+    topology_free(&t);
+    remove_tree(root);
+}
+
 static void test_bad_nodes_are_refused(void **state)
 {
     (void)state;
@@ -402,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_one_long_iteration),
         cmocka_unit_test(test_destroy_at_any_time),
         cmocka_unit_test(test_nodes_are_read),
+        cmocka_unit_test(test_nodes_are_in_order),
         cmocka_unit_test(test_bad_nodes_are_refused),
         cmocka_unit_test(test_no_nodes_are_one),
         cmocka_unit_test(test_shares_follow_workers),
