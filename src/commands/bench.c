@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/machine.h"
 #include "base/memory.h"
 #include "base/threads.h"
 #include "bench/local.h"
@@ -12,13 +12,14 @@
 #include "commands/interrupt.h"
 #include "commands/output.h"
 #include "commands/runner.h"
+#include "commands/synth_model.h"
 #include "device/cpu/cpu.h"
 
 typedef struct bench_values {
     runner_values runner;
     bool local, json;
     const char *prompts, *generates, *batches, *depths;
-    int64_t repetitions;
+    int64_t repetitions, layers;
     int fill;
 } bench_values;
 
@@ -27,9 +28,15 @@ typedef struct bench_values {
 static const char *const fill_choices[] = {"mixed", "computed", NULL};
 
 static const option bench_options[] = {
-    RUNNER_MODEL_ROWS(bench_values),
+    {.name = "MODEL", .type = OPTION_DIRECTORY, .positional = true, .offset = RUNNER_OFFSET(bench_values, argument),
+     .help = "The model's directory. Without it, the built-in model is used. synth:CONFIG or synth:CONFIG:FORMAT makes weights of that "
+             "shape for this run, as drawbridge synth does, under $TMPDIR or /tmp."},
+    {.name = "model", .letter = 'm', .type = OPTION_DIRECTORY, .metavar = "DIR", .offset = RUNNER_OFFSET(bench_values, model),
+     .unset = "the built-in model", .help = "The same as MODEL."},
     {.name = "local", .type = OPTION_FLAG, .offset = AT(local), .help = "Run the model in this process, without a server. The only way so far."},
     {.name = "json", .type = OPTION_FLAG, .offset = AT(json), .help = "Print one JSON object with every sample instead of a table."},
+    {.name = "layers", .type = OPTION_INT, .metavar = "N", .least = 1, .most = CONFIG_MAX_LAYERS, .unset = "as CONFIG says",
+     .offset = AT(layers), .help = "With synth:CONFIG, make this many layers (a draft layer comes on top)."},
     {.name = "prompt", .letter = 'p', .type = OPTION_TEXT, .metavar = "LIST", .by_default = "512", .group = "Tests", .offset = AT(prompts),
      .help = "Tokens of a prompt, separated by commas: one test (pp) each. 0: none."},
     {.name = "generate", .letter = 'n', .type = OPTION_TEXT, .metavar = "LIST", .by_default = "128", .group = "Tests",
@@ -75,6 +82,7 @@ static bool parse_list(const char *name, const char *list, int least, int most, 
 /* One run of the command. */
 typedef struct bench_job {
     runner runner;
+    const char *model_name; /* for people */
     local_test tests[TESTS_MOST];
     int test_count;
     local_result *results; /* [test_count] */
@@ -142,8 +150,7 @@ static void print_table(const bench_job *j)
 {
     const model *m = j->runner.model;
     text summary = {0}, name = {0};
-    const char *model_name = file_name(m->directory);
-    int width = (int)strlen(model_name) > 5 ? (int)strlen(model_name) : 5;
+    int width = (int)strlen(j->model_name) > 5 ? (int)strlen(j->model_name) : 5;
     dispatch_summary(j->runner.device->dispatch, &summary);
     printf("| %-*s | %9s | %8s | %-11s | %-5s | %7s | %-20s | %18s | %9s | %5s | %5s |\n", width, "model", "size", "params", "kernels",
            "cache", "threads", "test", "tok/s", "ms/step", "read", "arith");
@@ -153,7 +160,7 @@ static void print_table(const bench_job *j)
         local_figures f = local_figures_of(&j->results[i], &j->ceilings);
         text_clear(&name);
         local_test_name(&j->results[i].test, &name);
-        printf("| %-*s | %6.2f GB | %6.2f B | %-11s | %-5s | %7d | %-20s | %9.2f ± %6.2f | %9.2f | %4.0f%% | %4.0f%% |\n", width, model_name,
+        printf("| %-*s | %6.2f GB | %6.2f B | %-11s | %-5s | %7d | %-20s | %9.2f ± %6.2f | %9.2f | %4.0f%% | %4.0f%% |\n", width, j->model_name,
                (double)model_bytes(m) * 1e-9, (double)m->parameters * 1e-9, kernels_of(j), kv_dtype_name(j->runner.device->layout.dtype),
                j->ceilings.threads, name.data, f.tokens_per_second, f.deviation, f.step_ms, 100 * f.read_share, 100 * f.arithmetic_share);
     }
@@ -175,7 +182,7 @@ static json_t *job_json(const program *p, const bench_values *v, const bench_job
     for (int i = 0; i < j->done; i++)
         json_array_append_new(tests, local_result_json(&j->results[i], &j->ceilings));
     const char *cpu_name = cpu.data + strspn(cpu.data, " ");
-    json_t *model_json = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file_name(m->directory), "directory", m->directory, "bytes",
+    json_t *model_json = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", j->model_name, "directory", m->directory, "bytes",
                                    (json_int_t)model_bytes(m), "parameters", (json_int_t)m->parameters, "active_parameters",
                                    (json_int_t)m->active_parameters);
     json_t *dispatch = json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i}", "device", t->device_name, "table",
@@ -199,9 +206,45 @@ static bool check_values(const bench_values *v, error *err)
     return true;
 }
 
+static int threads_of(const bench_values *v)
+{
+    return v->runner.threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->runner.threads;
+}
+
+/* Opens the model. Made-up weights are removed as soon as they are mapped, so that nothing is left whatever happens. */
+static bool open_model(const bench_values *v, bench_job *j, error *err)
+{
+    runner_values how = v->runner;
+    const char *name = runner_model_name(&how);
+    text made = {0};
+    if (!synth_model_named(name) && v->layers != OPTION_NOT_GIVEN)
+        return error_set(err, ERROR_USAGE, "--layers is for a MODEL of the form synth:CONFIG; other models have the layers they have");
+    bool ok = !synth_model_named(name) ||
+              synth_model_make(name, v->layers == OPTION_NOT_GIVEN ? 0 : (int)v->layers, threads_of(v), &made, err);
+    if (made.length)
+        *(how.argument ? &how.argument : &how.model) = made.data;
+    ok = ok && runner_open_model(&how, &j->runner, err);
+    synth_model_remove(&made);
+    text_free(&made);
+    if (ok)
+        j->model_name = synth_model_named(name) ? name : file_name(j->runner.model->directory);
+    return ok;
+}
+
+static bool check_memory(const bench_job *j, error *err)
+{
+    const local_options *o = &j->options;
+    uint64_t wanted = local_cache_bytes(&j->runner.device->layout, o), available = machine_free_bytes();
+    if (available == 0 || wanted <= available)
+        return true;
+    return error_set(err, ERROR_FIT, "the cache of %d sequence%s of %d tokens takes %.1f GB, and %.1f GB of memory are free; use a smaller "
+                     "--batch or --depth", o->max_batch, o->max_batch == 1 ? "" : "s", o->max_context, (double)wanted * 1e-9,
+                     (double)available * 1e-9);
+}
+
 static bool start(const bench_values *v, bench_job *j, error *err)
 {
-    if (!runner_open_model(&v->runner, &j->runner, err))
+    if (!open_model(v, j, err))
         return false;
     j->options.chunk = runner_chunk(&v->runner);
     j->options.repetitions = (int)v->repetitions;
@@ -209,7 +252,8 @@ static bool start(const bench_values *v, bench_job *j, error *err)
     j->options.real_depth = v->fill == 1;
     j->options.stop = &interrupt_count;
     int rows = j->options.chunk > j->options.max_batch ? j->options.chunk : j->options.max_batch;
-    if (!runner_start_forward(&v->runner, j->options.max_context, rows, j->options.max_batch, &j->runner, err))
+    if (!runner_start_forward(&v->runner, j->options.max_context, rows, j->options.max_batch, &j->runner, err) ||
+        !check_memory(j, err))
         return false;
     j->bench = local_create(j->runner.forward, &j->options, err);
     j->results = mem_alloc((size_t)j->test_count, sizeof *j->results);
@@ -219,7 +263,7 @@ static bool start(const bench_values *v, bench_job *j, error *err)
 /* Before the tests and again behind them: the better figures hold. */
 static bool measure_ceilings(const bench_values *v, bench_job *j, error *err)
 {
-    ceilings_options o = {.threads = v->runner.threads == OPTION_NOT_GIVEN ? machine_cores() : (int)v->runner.threads, .seconds = 0.25};
+    ceilings_options o = {.threads = threads_of(v), .seconds = 0.25};
     ceilings now;
     if (!ceilings_measure(&o, &now, err))
         return false;
@@ -263,6 +307,7 @@ static const command_example bench_examples[] = {
     {"drawbridge bench --local", "The built-in model: a prompt of 512 tokens, and 128 generated ones."},
     {"drawbridge bench --local MODEL -p 512 -n 128 -b 1,8,32", "Generation of 1, 8 and 32 sequences side by side, too."},
     {"drawbridge bench --local MODEL -p 512 -n 32 -d 0,2048,16384", "How speed changes with the length of the context."},
+    {"drawbridge bench --local synth:glm-mini:mxfp4-attn8", "Made-up weights of a shape, removed afterwards."},
     {"drawbridge bench --local MODEL -p 0 -n 64 --json > speed.json", "Every sample, the ceilings and the kernels, for programs."},
 };
 
