@@ -64,7 +64,7 @@ static double best_peak(const ceilings_options *o, pool *p, const peak_loop *(*a
 {
     int pieces = pool_threads(p) * PIECES_PER_THREAD;
     double best = 0;
-    for (int i = 0; (t->loop = at(i)); i++) {
+    for (int i = 0; (t->loop = at(i)) && (i == 0 || !t->loop->plain); i++) {
         double rate = t->loop->operations * pieces * 1e-9 / best_seconds(o, p, pieces, peak_piece, t);
         if (rate > best) {
             best = rate;
@@ -74,8 +74,10 @@ static double best_peak(const ceilings_options *o, pool *p, const peak_loop *(*a
     return best;
 }
 
-static size_t read_block_bytes(void)
+static size_t read_block_bytes(const ceilings_options *o)
 {
+    if (o->read_bytes)
+        return (o->read_bytes + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     size_t wanted = cache > 0 ? (size_t)cache * CACHES : 0;
     return (wanted > LEAST_READ_BYTES ? wanted : LEAST_READ_BYTES) / PIECE_BYTES * PIECE_BYTES;
@@ -91,7 +93,7 @@ static void measure_reading(const ceilings_options *o, pool *alone, pool *all, c
 
 bool ceilings_measure(const ceilings_options *o, ceilings *out, error *err)
 {
-    *out = (ceilings){.threads = o->threads, .read_bytes = read_block_bytes()};
+    *out = (ceilings){.threads = o->threads, .read_bytes = read_block_bytes(o)};
     uint8_t *memory = mem_try_alloc_lazy(out->read_bytes);
     pool *alone = pool_create(1, err), *all = pool_create(o->threads, err);
     ceiling_task *t = mem_alloc(1, sizeof *t);

@@ -17,6 +17,7 @@
 typedef struct ceilings_options {
     int threads;
     double seconds;      /* for each of the measurements */
+    size_t read_bytes;   /* of the block to read; 0: at least 512 MB, and four times the last cache */
     bool processor_time; /* of all threads, divided by their number, instead of the clock's: where others use the machine, too */
 } ceilings_options;
 

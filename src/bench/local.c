@@ -1,6 +1,7 @@
 #include "bench/local.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -126,44 +127,59 @@ static bool sample_rows(local_bench *b, const step *s, int count, error *err)
     return true;
 }
 
-/* One step whose last `logits` rows are sampled. seconds: its time is added there; NULL: it is counted instead. */
-static bool run_step(local_bench *b, const step *s, int logits, double *seconds, error *err)
+/* Time by the clock, and of the processor. */
+typedef struct times {
+    double seconds, processor_seconds;
+} times;
+
+static double processor_now(void)
 {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* One step whose last `logits` rows are sampled. taken: its time is added there; NULL: it is counted instead. */
+static bool run_step(local_bench *b, const step *s, int logits, times *taken, error *err)
+{
+    double processor = processor_now();
     uint64_t begun = clock_now_us();
-    if (seconds)
+    if (taken)
         forward_run(b->forward, s);
     else
         cost_count_step(&b->counter, b->forward, s, logits);
     if (!sample_rows(b, s, logits, err))
         return false;
-    if (seconds)
-        *seconds += (double)(clock_now_us() - begun) * 1e-6;
+    if (taken) {
+        taken->seconds += (double)(clock_now_us() - begun) * 1e-6;
+        taken->processor_seconds += processor_now() - processor;
+    }
     progress_update(b->progress, ++b->steps_done);
     if (b->options.stop && *b->options.stop)
         return error_set(err, ERROR_INTERRUPTED, "interrupted");
     return true;
 }
 
-static bool run_prompt(local_bench *b, const local_test *t, double *seconds, error *err)
+static bool run_prompt(local_bench *b, const local_test *t, times *taken, error *err)
 {
     int end = t->depth + t->prompt;
     for (int at = t->depth; at < end;) {
         step s = empty_step(b);
         while (s.rows < b->options.chunk && at < end)
             add_row(b, &s, 0, at++);
-        if (!run_step(b, &s, at == end, seconds, err))
+        if (!run_step(b, &s, at == end, taken, err))
             return false;
     }
     return true;
 }
 
-static bool run_generation(local_bench *b, const local_test *t, double *seconds, error *err)
+static bool run_generation(local_bench *b, const local_test *t, times *taken, error *err)
 {
     for (int i = 0; i < t->generate; i++) {
         step s = empty_step(b);
         for (int sequence = 0; sequence < t->batch; sequence++)
             add_row(b, &s, sequence, t->depth + i);
-        if (!run_step(b, &s, s.rows, seconds, err))
+        if (!run_step(b, &s, s.rows, taken, err))
             return false;
     }
     return true;
@@ -235,7 +251,7 @@ static int steps_of(const local_bench *b, const local_test *t)
 
 bool local_run(local_bench *b, const local_test *t, local_result *out, error *err)
 {
-    bool (*run)(local_bench *, const local_test *, double *, error *) = t->generate ? run_generation : run_prompt;
+    bool (*run)(local_bench *, const local_test *, times *, error *) = t->generate ? run_generation : run_prompt;
     text name = {0};
     *out = (local_result){.test = *t, .repetitions = b->options.repetitions};
     b->counter.sum = (cost){0};
@@ -244,8 +260,12 @@ bool local_run(local_bench *b, const local_test *t, local_result *out, error *er
     b->progress = ok ? progress_start(name.data, "steps", steps_of(b, t) * (b->options.repetitions + 1.0)) : NULL;
     b->steps_done = 0;
     ok = ok && run(b, t, NULL, err);
-    for (int i = 0; ok && i < b->options.repetitions; i++)
-        ok = run(b, t, &out->seconds[i], err);
+    for (int i = 0; ok && i < b->options.repetitions; i++) {
+        times taken = {0};
+        ok = run(b, t, &taken, err);
+        out->seconds[i] = taken.seconds;
+        out->processor_seconds[i] = taken.processor_seconds;
+    }
     if (b->progress)
         progress_finish(b->progress);
     b->progress = NULL;

@@ -31,6 +31,7 @@ typedef struct local_result {
     local_test test;
     int repetitions;
     double seconds[LOCAL_REPETITIONS_MOST]; /* of each one, all its steps */
+    double processor_seconds[LOCAL_REPETITIONS_MOST]; /* of all threads together: tells more where others use the machine, too */
     cost cost;                              /* of one repetition */
 } local_result;
 

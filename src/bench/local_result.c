@@ -41,15 +41,18 @@ json_t *local_result_json(const local_result *r, const ceilings *c)
 {
     local_figures f = local_figures_of(r, c);
     text name = {0};
-    json_t *samples = json_array();
+    json_t *samples = json_array(), *processor = json_array();
     local_test_name(&r->test, &name);
-    for (int i = 0; i < r->repetitions; i++)
+    for (int i = 0; i < r->repetitions; i++) {
         json_array_append_new(samples, json_real(r->seconds[i]));
-    json_t *out = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "test", name.data, "prompt",
+        json_array_append_new(processor, json_real(r->processor_seconds[i]));
+    }
+    json_t *out = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "test", name.data, "prompt",
                             r->test.prompt, "generate", r->test.generate, "batch", r->test.batch, "depth", r->test.depth, "tokens",
                             tokens_of(&r->test), "steps", r->cost.steps, "tokens_per_second", f.tokens_per_second,
                             "tokens_per_second_deviation", f.deviation, "best_tokens_per_second", f.best_tokens_per_second, "step_ms",
-                            f.step_ms, "read_share", f.read_share, "arithmetic_share", f.arithmetic_share, "seconds", samples);
+                            f.step_ms, "read_share", f.read_share, "arithmetic_share", f.arithmetic_share, "seconds", samples,
+                            "processor_seconds", processor);
     json_t *must = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:i}", "weight_bytes", r->cost.weight_bytes, "expert_bytes",
                              r->cost.expert_bytes, "key_bytes", r->cost.key_bytes, "byte_operations", r->cost.byte_ops,
                              "f32_operations", r->cost.fused_ops, "distinct_experts", r->cost.experts, "logit_rows", r->cost.logit_rows);

@@ -1,6 +1,5 @@
 #include "bench/peaks.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -41,18 +40,20 @@ static uint64_t plain_bytes(int x)
 {
     enum { LANES = 64 };
     int8_t a[LANES];
-    int32_t sum[LANES] = {0}, total = 0;
+    int32_t sum[LANES] = {0};
+    uint64_t total = 0;
     for (int i = 0; i < LANES; i++)
         a[i] = (int8_t)(x + i);
     for (int s = 0; s < PEAK_STEPS; s++)
         for (int i = 0; i < LANES; i++)
             sum[i] += a[i] * (int8_t)s;
     for (int i = 0; i < LANES; i++)
-        total ^= sum[i];
-    return (uint64_t)(uint32_t)total;
+        total += (uint32_t)sum[i];
+    return total;
 }
 
-static const peak_loop plain[2] = {{"plain C f32", 2.0 * 32 * PEAK_STEPS, plain_fused}, {"plain C bytes", 2.0 * 64 * PEAK_STEPS, plain_bytes}};
+static const peak_loop plain[2] = {{"plain C f32", 2.0 * 32 * PEAK_STEPS, true, plain_fused},
+                                   {"plain C bytes", 2.0 * 64 * PEAK_STEPS, true, plain_bytes}};
 
 /* ---- x86 ---- */
 
@@ -135,10 +136,10 @@ __attribute__((target("avx512f,avx512vnni"))) static uint64_t avx512_bytes(int x
     return total;
 }
 
-static const peak_loop avx2[2] = {{"avx2 fma", 2.0 * 8 * CHAINS * PEAK_STEPS, avx2_fused},
-                                  {"avx2 pmaddubsw", 2.0 * 32 * BYTE_CHAINS * PEAK_STEPS, avx2_bytes}};
-static const peak_loop avx512[2] = {{"avx512 fma", 2.0 * 16 * CHAINS * PEAK_STEPS, avx512_fused},
-                                    {"avx512 vnni", 2.0 * 64 * CHAINS * PEAK_STEPS, avx512_bytes}};
+static const peak_loop avx2[2] = {{"avx2 fma", 2.0 * 8 * CHAINS * PEAK_STEPS, false, avx2_fused},
+                                  {"avx2 pmaddubsw", 2.0 * 32 * BYTE_CHAINS * PEAK_STEPS, false, avx2_bytes}};
+static const peak_loop avx512[2] = {{"avx512 fma", 2.0 * 16 * CHAINS * PEAK_STEPS, false, avx512_fused},
+                                    {"avx512 vnni", 2.0 * 64 * CHAINS * PEAK_STEPS, false, avx512_bytes}};
 
 /* __builtin_cpu_supports (gcc, clang) also asks whether the system saves the registers. */
 static const peak_loop *special_at(int which, int *index)
@@ -194,8 +195,8 @@ static uint64_t neon_bytes(int x)
     return total;
 }
 
-static const peak_loop neon[2] = {{"neon fmla", 2.0 * 4 * ARM_CHAINS * PEAK_STEPS, neon_fused},
-                                  {"neon sdot", 2.0 * 16 * ARM_CHAINS * PEAK_STEPS, neon_bytes}};
+static const peak_loop neon[2] = {{"neon fmla", 2.0 * 4 * ARM_CHAINS * PEAK_STEPS, false, neon_fused},
+                                  {"neon sdot", 2.0 * 16 * ARM_CHAINS * PEAK_STEPS, false, neon_bytes}};
 
 static const peak_loop *special_at(int which, int *index)
 {

@@ -3,6 +3,7 @@
 #ifndef BENCH_PEAKS_H
 #define BENCH_PEAKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { PEAK_STEPS = 1 << 16 };
@@ -10,10 +11,11 @@ enum { PEAK_STEPS = 1 << 16 };
 typedef struct peak_loop {
     const char *name;       /* "avx2 fma" */
     double operations;      /* of one call; a product and its addition are two */
+    bool plain;             /* plain C, for CPUs that have nothing better */
     uint64_t (*run)(int x); /* x: any small number; the result only keeps the compiler from leaving work out */
 } peak_loop;
 
-/* The loops that this build on this CPU can run; NULL behind the last. */
+/* The loops that this build on this CPU can run, the plain one last; NULL behind it. */
 const peak_loop *peak_fused_at(int index);
 const peak_loop *peak_bytes_at(int index);
 

@@ -263,7 +263,7 @@ static bool start(const bench_values *v, bench_job *j, error *err)
 /* Before the tests and again behind them: the better figures hold. */
 static bool measure_ceilings(const bench_values *v, bench_job *j, error *err)
 {
-    ceilings_options o = {.threads = threads_of(v), .seconds = 0.25};
+    ceilings_options o = {.threads = threads_of(v), .seconds = 0.15};
     ceilings now;
     if (!ceilings_measure(&o, &now, err))
         return false;
