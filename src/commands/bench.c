@@ -33,7 +33,8 @@ static const option bench_options[] = {
              "shape for this run, as drawbridge synth does, under $TMPDIR or /tmp."},
     {.name = "model", .letter = 'm', .type = OPTION_DIRECTORY, .metavar = "DIR", .offset = RUNNER_OFFSET(bench_values, model),
      .unset = "the built-in model", .help = "The same as MODEL."},
-    {.name = "local", .type = OPTION_FLAG, .offset = AT(local), .help = "Run the model in this process, without a server. The only way so far."},
+    {.name = "local", .type = OPTION_FLAG, .offset = AT(local),
+     .help = "Run the model in this process, without a server. The only way so far."},
     {.name = "json", .type = OPTION_FLAG, .offset = AT(json), .help = "Print one JSON object with every sample instead of a table."},
     {.name = "layers", .type = OPTION_INT, .metavar = "N", .least = 1, .most = CONFIG_MAX_LAYERS, .unset = "as CONFIG says",
      .offset = AT(layers), .help = "With synth:CONFIG, make this many layers (a draft layer comes on top)."},
@@ -68,8 +69,8 @@ static bool parse_list(const char *name, const char *list, int least, int most, 
         size_t length = strspn(s, "0123456789");
         int value = length > 0 && length <= 8 ? atoi(s) : -1;
         if (value < least || value > most || (s[length] && s[length] != ','))
-            return error_set(err, ERROR_USAGE, "--%s must be numbers from %d to %d, separated by commas, found \"%.60s\"", name, least, most,
-                             list);
+            return error_set(err, ERROR_USAGE, "--%s must be numbers from %d to %d, separated by commas, found \"%.60s\"", name, least,
+                             most, list);
         if (out->count == LIST_MOST)
             return error_set(err, ERROR_USAGE, "--%s has more than %d numbers; measure the others in another run", name, LIST_MOST);
         out->values[out->count++] = value;
@@ -160,8 +161,8 @@ static void print_table(const bench_job *j)
         local_figures f = local_figures_of(&j->results[i], &j->ceilings);
         text_clear(&name);
         local_test_name(&j->results[i].test, &name);
-        printf("| %-*s | %6.2f GB | %6.2f B | %-11s | %-5s | %7d | %-20s | %9.2f ± %6.2f | %9.2f | %4.0f%% | %4.0f%% |\n", width, j->model_name,
-               (double)model_bytes(m) * 1e-9, (double)m->parameters * 1e-9, kernels_of(j), kv_dtype_name(j->runner.device->layout.dtype),
+        printf("| %-*s | %6.2f GB | %6.2f B | %-11s | %-5s | %7d | %-20s | %9.2f ± %6.2f | %9.2f | %4.0f%% | %4.0f%% |\n", width,
+               j->model_name, (double)model_bytes(m) * 1e-9, (double)m->parameters * 1e-9, kernels_of(j), kv_dtype_name(j->runner.device->layout.dtype),
                j->ceilings.threads, name.data, f.tokens_per_second, f.deviation, f.step_ms, 100 * f.read_share, 100 * f.arithmetic_share);
     }
     text_clear(&name);

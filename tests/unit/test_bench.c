@@ -417,7 +417,8 @@ static void test_figures(void **state)
     (void)state;
     ceilings c = {.read_gb_s = 20, .fused_gflop_s = 100, .bytes_gop_s = 400, .fused_name = "a", .bytes_name = "b"};
     local_result r = {.test = {.generate = 10, .batch = 4}, .repetitions = 2, .seconds = {1.0, 3.0},
-                      .cost = {.weight_bytes = 5e9, .expert_bytes = 4e9, .key_bytes = 1e9, .byte_ops = 80e9, .fused_ops = 60e9, .steps = 10}};
+                      .cost = {.weight_bytes = 5e9, .expert_bytes = 4e9, .key_bytes = 1e9, .byte_ops = 80e9, .fused_ops = 60e9,
+                               .steps = 10}};
     local_figures f = local_figures_of(&r, &c);
     double mean = (40 + 40.0 / 3) / 2;
     assert_true(near(f.tokens_per_second, mean) && near(f.best_tokens_per_second, 40));
