@@ -3,8 +3,9 @@
  *   bench_kernels [--json] [--all] [--cpu] [--threads N] [--rows N] [--rounds N] [MODEL ...]
  *
  * MODEL: nano, glm-mini or glm-5.2, whose main shapes are known here in several formats, or a model's directory, of which every matrix
- * shape and format is measured (of matrices with more than 16,384 rows or 64 MB a part); the three without one. --all: every variant, not the one the device takes by rule. --rows: one number of
- * rows alone. --cpu: in processor time over threads, not by the clock: for a machine that others use, too.
+ * shape and format is measured (of matrices with more than 16,384 rows or 64 MB a part); the three without one. --all: every variant, not
+ * the one the device takes by rule. --rows: one number of rows alone. --cpu: in processor time over threads, not by the clock: for a
+ * machine that others use, too.
  *
  * Each figure is the best of all rounds. Weights go round in memory larger than the last cache, so that a figure for few rows is one of
  * memory; rows are already in the form the kernel reads. read: GB/s of the weights, scales included, as a share of reading alone. peak:

@@ -162,8 +162,9 @@ static void print_table(const bench_job *j)
         text_clear(&name);
         local_test_name(&j->results[i].test, &name);
         printf("| %-*s | %6.2f GB | %6.2f B | %-11s | %-5s | %7d | %-20s | %9.2f ± %6.2f | %9.2f | %4.0f%% | %4.0f%% |\n", width,
-               j->model_name, (double)model_bytes(m) * 1e-9, (double)m->parameters * 1e-9, kernels_of(j), kv_dtype_name(j->runner.device->layout.dtype),
-               j->ceilings.threads, name.data, f.tokens_per_second, f.deviation, f.step_ms, 100 * f.read_share, 100 * f.arithmetic_share);
+               j->model_name, (double)model_bytes(m) * 1e-9, (double)m->parameters * 1e-9, kernels_of(j),
+               kv_dtype_name(j->runner.device->layout.dtype), j->ceilings.threads, name.data, f.tokens_per_second, f.deviation, f.step_ms,
+               100 * f.read_share, 100 * f.arithmetic_share);
     }
     text_clear(&name);
     ceilings_describe(&j->ceilings, &name);
