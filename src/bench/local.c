@@ -191,6 +191,8 @@ static bool run_generation(local_bench *b, const local_test *t, times *taken, er
 static bool compute_depth(local_bench *b, int sequence, int first, int end, bool gathers, error *err)
 {
     forward *f = b->forward;
+    if (gathers)
+        b->fill->count = 0;
     while (first < end) {
         step s = empty_step(b);
         while (s.rows < b->options.chunk && first < end)

@@ -192,6 +192,33 @@ static void test_cost_of_exact_products(void **state)
     close_rig(b);
 }
 
+typedef struct expert_sets {
+    bool chosen[CONFIG_MAX_LAYERS][64];
+} expert_sets;
+
+static void note_experts(void *context, const tap_value *v)
+{
+    expert_sets *e = context;
+    for (int i = 0; strcmp(v->name, "router_experts") == 0 && i < v->rows * v->columns; i++)
+        e->chosen[v->layer][((const int32_t *)v->data)[i]] = true;
+}
+
+/* The experts that the rows of a step choose, found apart. */
+static int distinct_experts(bench_rig *b, const step *s)
+{
+    static expert_sets e;
+    int count = 0;
+    memset(&e, 0, sizeof e);
+    b->rig.forward->tap = note_experts;
+    b->rig.forward->tap_context = &e;
+    forward_run(b->rig.forward, s);
+    b->rig.forward->tap = NULL;
+    for (int layer = 0; layer < b->rig.model->config.layers; layer++)
+        for (int i = 0; i < 64; i++)
+            count += e.chosen[layer][i];
+    return count;
+}
+
 /* Rows of a prompt share weights and keys; rows of several sequences share weights. */
 static void test_cost_of_rows_together(void **state)
 {
@@ -207,7 +234,9 @@ static void test_cost_of_rows_together(void **state)
     assert_true(sum.key_bytes == 4 * latent);
     double head = 2.0 * (double)m->lm_head.rows * (double)m->lm_head.cols, attention = (1 + 2 + 3 + 4) * c->layers * pair_ops(c);
     assert_true(sum.byte_ops + sum.fused_ops == 4 * (2.0 * (double)m->active_parameters - head) + head + attention);
-    assert_in_range((uintmax_t)sum.experts, sparse_layers(m) * c->experts_per_token, 4 * sparse_layers(m) * c->experts_per_token);
+    assert_int_equal((int)sum.experts, distinct_experts(b, &s));
+    assert_true(sum.experts > sparse_layers(m) * c->experts_per_token);
+    assert_true(sum.expert_bytes == sum.experts * mlp_bytes(&m->layers[c->layers - 1].experts[0]));
     s.rows = 3;
     for (int i = 0; i < 3; i++) {
         b->sequences[i] = i;
@@ -234,7 +263,11 @@ static void test_cost_of_a_long_context(void **state)
         step s = rows_of(b, depth - at < RIG_ROWS ? depth - at : RIG_ROWS, 0, at);
         forward_run(b->rig.forward, &s);
     }
-    step s = rows_of(b, 1, 0, depth);
+    step s = rows_of(b, 1, 0, c->index_topk - 1); /* it sees index_topk positions: all are selected, nothing is scored */
+    cost_count_step(&b->counter, b->rig.forward, &s, 0);
+    assert_true(b->counter.sum.key_bytes == (double)c->index_topk * c->layers * (double)k->latent_bytes);
+    s = rows_of(b, 1, 0, depth);
+    b->counter.sum = (cost){0};
     cost_count_step(&b->counter, b->rig.forward, &s, 0);
     double latents = (double)c->index_topk * c->layers * (double)k->latent_bytes;
     assert_true(b->counter.sum.key_bytes == latents + (double)(depth + 1) * full_layers(m) * (double)k->index_bytes);
