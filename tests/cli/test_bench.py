@@ -70,12 +70,15 @@ class Bench(Case):
             self.assertEqual(b["f32_operations"], a["byte_operations"] + a["f32_operations"])
 
     def test_depth_computed(self):
-        options = ["-p", "0", "-n", "2", "-d", "400", "-r", "1"]
+        """The work is the same; which positions the rows of a prompt share shows that the keys are not."""
+        options = ["-p", "32", "-n", "2", "-d", "1000", "-r", "1"]
         mixed, computed = (self.measure(*options, "--fill", f) for f in ("mixed", "computed"))
-        self.assertEqual(computed["fill"], "computed")
-        self.assertEqual(len(computed["tests"]), 1)
-        for key in ("weight_bytes", "key_bytes", "byte_operations", "f32_operations"):
-            self.assertEqual(mixed["tests"][0]["must"][key], computed["tests"][0]["must"][key], key)
+        self.assertEqual((mixed["fill"], computed["fill"]), ("mixed", "computed"))
+        (prompt, generation), (other_prompt, other_generation) = ([t["must"] for t in m["tests"]] for m in (mixed, computed))
+        for key in ("weight_bytes", "byte_operations", "f32_operations"):
+            self.assertEqual((prompt[key], generation[key]), (other_prompt[key], other_generation[key]), key)
+        self.assertEqual(generation["key_bytes"], other_generation["key_bytes"])
+        self.assertNotEqual(prompt["key_bytes"], other_prompt["key_bytes"])
 
     def test_made_up_weights_leave_nothing(self):
         folder = self.folder / "tmp"
