@@ -1,26 +1,27 @@
-/* The matrix kernels at the shapes of real models against what this machine can do, measured in the same run: reading memory, fused f32
- * products, products of bytes.
+/* The matrix kernels at the shapes of real models against what this machine can do, measured in the same run (src/bench/ceilings.h).
  *
- *   bench_kernels [--json] [--all] [--cpu] [--threads N] [--rows N] [--rounds N] [MODEL]
+ *   bench_kernels [--json] [--all] [--cpu] [--threads N] [--rows N] [--rounds N] [MODEL ...]
  *
- * --cpu: in processor time over threads, not by the clock: for a machine that others use, too.
- * MODEL: nano, glm-mini or glm-5.2; all three without one. --all: every variant, not the one the device takes by rule. --rows: one number
- * of rows alone. Each figure is the best of all rounds. Weights go round in memory larger than the last cache, so that a figure for few
- * rows is one of memory; rows are already in the form the kernel reads. */
+ * MODEL: nano, glm-mini or glm-5.2, whose main shapes are known here in several formats, or a model's directory, of which every matrix
+ * shape and format is measured (of matrices with more than 16,384 rows or 64 MB a part); the three without one. --all: every variant, not
+ * the one the device takes by rule. --rows: one number of rows alone. --cpu: in processor time over threads, not by the clock: for a
+ * machine that others use, too.
+ *
+ * Each figure is the best of all rounds. Weights go round in memory larger than the last cache, so that a figure for few rows is one of
+ * memory; rows are already in the form the kernel reads. read: GB/s of the weights, scales included, as a share of reading alone. peak:
+ * operations as a share of the byte products (4-bit weights) or of the fused f32 products that the CPU can do. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/threads.h"
+#include "bench/ceilings.h"
 #include "device/cpu/cpu.h"
 
-enum { POOL_BYTES = 256 << 20, STREAM_BYTES = 512 << 20, SCALE_BYTES = 16 << 20, MOST_ROWS = 256, MOST_THREADS = 64, SHORTEST_US = 3000 };
+enum { POOL_BYTES = 256 << 20, SCALE_BYTES = 16 << 20, MOST_ROWS = 256, MOST_THREADS = 64, SHORTEST_US = 3000, LARGEST = 16384 };
 
 typedef struct shape {
     const char *model, *name;
@@ -32,7 +33,9 @@ static const shape SHAPES[] = {
     {"nano", "expert gate", 128, 384, FORMAT_MXFP4},      {"nano", "expert down", 384, 128, FORMAT_MXFP4},
     {"nano", "q_b", 512, 192, FORMAT_BF16},               {"nano", "lm_head", 4096, 384, FORMAT_BF16},
     {"glm-mini", "expert gate", 512, 2048, FORMAT_MXFP4}, {"glm-mini", "expert down", 2048, 512, FORMAT_MXFP4},
-    {"glm-mini", "expert gate", 512, 2048, FORMAT_NVFP4}, {"glm-mini", "o", 2048, 2048, FORMAT_MXFP4},
+    {"glm-mini", "expert gate", 512, 2048, FORMAT_NVFP4}, {"glm-mini", "expert down", 2048, 512, FORMAT_NVFP4},
+    {"glm-mini", "expert gate", 512, 2048, FORMAT_FP8_BLOCK}, {"glm-mini", "expert gate", 512, 2048, FORMAT_BF16},
+    {"glm-mini", "lm_head", 16384, 2048, FORMAT_FP8_BLOCK}, {"glm-mini", "o", 2048, 2048, FORMAT_MXFP4},
     {"glm-mini", "o", 2048, 2048, FORMAT_FP8_BLOCK},      {"glm-mini", "q_b", 3072, 768, FORMAT_FP8_CHANNEL},
     {"glm-mini", "o", 2048, 2048, FORMAT_BF16},           {"glm-mini", "router", 64, 2048, FORMAT_F32},
     {"glm-5.2", "expert gate", 2048, 6144, FORMAT_MXFP4}, {"glm-5.2", "expert down", 6144, 2048, FORMAT_MXFP4},
@@ -49,7 +52,7 @@ typedef struct bench {
     float *x, *y;
     cpu_q8 *q8;
     void *scratch[MOST_THREADS];
-    double read_one, read_all, fma, bytes; /* ceilings: GB/s with one and all threads, GFLOP/s with all */
+    ceilings ceilings;
 } bench;
 
 static double seconds_now(const bench *b)
@@ -57,100 +60,6 @@ static double seconds_now(const bench *b)
     struct timespec t;
     clock_gettime(b->cpu ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return ((double)t.tv_sec + (double)t.tv_nsec * 1e-9) / (b->cpu ? b->threads : 1);
-}
-
-/* ---- ceilings ---- */
-
-typedef struct ceiling_task {
-    const uint8_t *memory;
-    int pieces;
-    volatile uint64_t sink[MOST_THREADS * 8];
-} ceiling_task;
-
-static void read_piece(void *context, int piece, int worker)
-{
-    ceiling_task *t = context;
-    size_t bytes = STREAM_BYTES / (size_t)t->pieces;
-    const uint64_t *p = (const uint64_t *)(const void *)(t->memory + (size_t)piece * bytes);
-    uint64_t sum[8] = {0};
-    for (size_t i = 0; i < bytes / 8; i += 8)
-        for (int j = 0; j < 8; j++)
-            sum[j] += p[i + (size_t)j];
-    for (int j = 0; j < 8; j++)
-        t->sink[worker * 8] += sum[j];
-}
-
-enum { PEAK_STEPS = 1 << 19, PEAK_CHAINS = 12 };
-
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) static void fma_piece(void *context, int piece, int worker)
-{
-    ceiling_task *t = context;
-    __m256 sum[PEAK_CHAINS], a = _mm256_set1_ps(1.0f + (float)piece), b = _mm256_set1_ps(0.5f);
-    for (int i = 0; i < PEAK_CHAINS; i++)
-        sum[i] = _mm256_set1_ps((float)i);
-    for (int s = 0; s < PEAK_STEPS; s++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < PEAK_CHAINS; i++)
-            sum[i] = _mm256_fmadd_ps(a, b, sum[i]);
-        __asm__ volatile("" : "+x"(a)); /* the loop must not be computed in advance */
-    }
-    for (int i = 0; i < PEAK_CHAINS; i++)
-        t->sink[worker * 8] += (uint64_t)_mm256_cvtss_f32(sum[i]);
-}
-
-/* The sum of products of bytes as an AVX2 CPU does it: multiply and add pairs, add pairs of those, add to the sum. */
-__attribute__((target("avx2"))) static void bytes_piece(void *context, int piece, int worker)
-{
-    ceiling_task *t = context;
-    __m256i sum[PEAK_CHAINS], a = _mm256_set1_epi8((char)piece), ones = _mm256_set1_epi16(1);
-    for (int i = 0; i < PEAK_CHAINS; i++)
-        sum[i] = _mm256_set1_epi32(i);
-    for (int s = 0; s < PEAK_STEPS; s++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < PEAK_CHAINS; i++) {
-            __asm__ volatile("" : "+x"(a));
-            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(a, a), ones));
-        }
-    }
-    for (int i = 0; i < PEAK_CHAINS; i++)
-        t->sink[worker * 8] += (uint64_t)_mm256_extract_epi32(sum[i], 0);
-}
-#endif
-
-/* Seconds of the best of several runs of count pieces. */
-static double best_seconds(const bench *b, pool *p, int count, pool_task task, void *context)
-{
-    double best = 1e30;
-    for (int round = 0; round < b->rounds + 3; round++) {
-        double start = seconds_now(b);
-        pool_run(p, count, task, context);
-        double seconds = seconds_now(b) - start;
-        if (b->cpu && pool_threads(p) < b->threads)
-            seconds *= b->threads;
-        best = seconds < best ? seconds : best;
-    }
-    return best;
-}
-
-static void measure_ceilings(bench *b, pool *alone)
-{
-    ceiling_task t = {.memory = mem_try_alloc_lazy(STREAM_BYTES), .pieces = 64};
-    if (!t.memory) {
-        fprintf(stderr, "no memory for %d MB\n", STREAM_BYTES >> 20);
-        exit(1);
-    }
-    memset((void *)(uintptr_t)t.memory, 1, STREAM_BYTES);
-    b->read_one = STREAM_BYTES * 1e-9 / best_seconds(b, alone, t.pieces, read_piece, &t);
-    b->read_all = STREAM_BYTES * 1e-9 / best_seconds(b, b->workers, t.pieces, read_piece, &t);
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        double steps = (double)PEAK_STEPS * PEAK_CHAINS * b->threads * 4;
-        b->fma = steps * 8 * 2 * 1e-9 / best_seconds(b, b->workers, b->threads * 4, fma_piece, &t);
-        b->bytes = steps * 32 * 2 * 1e-9 / best_seconds(b, b->workers, b->threads * 4, bytes_piece, &t);
-    }
-#endif
-    mem_free_lazy((void *)(uintptr_t)t.memory);
 }
 
 /* ---- one shape ---- */
@@ -197,16 +106,16 @@ static void print_row(const bench *b, const shape *s, const cpu_matmul *v, int r
 {
     static bool behind;
     double gb = (double)bytes * 1e-9 / seconds, gflop = 2.0 * s->n * s->k * rows * 1e-9 / seconds;
-    double peak = v->input == CPU_INPUT_Q8 ? b->bytes : b->fma;
+    double peak = v->input == CPU_INPUT_Q8 ? b->ceilings.bytes_gop_s : b->ceilings.fused_gflop_s;
     const char *format_name = format_of(s->format)->name;
     if (b->json)
         printf("%s\n  {\"model\": \"%s\", \"weight\": \"%s\", \"format\": \"%s\", \"n\": %d, \"k\": %d, \"rows\": %d, \"kernel\": \"%s\", "
                "\"us\": %.2f, \"gb_s\": %.2f, \"gflop_s\": %.1f, \"of_read\": %.3f, \"of_peak\": %.3f}",
-               behind ? "," : "", s->model, s->name, format_name, s->n, s->k, rows, v->name, seconds * 1e6, gb, gflop, gb / b->read_all,
-               peak > 0 ? gflop / peak : 0.0);
+               behind ? "," : "", s->model, s->name, format_name, s->n, s->k, rows, v->name, seconds * 1e6, gb, gflop,
+               gb / b->ceilings.read_gb_s, gflop / peak);
     else
         printf("%-9s %-12s %-11s %6d %6d %5d  %-18s %10.1f %7.1f %8.1f %6.0f%% %6.0f%%\n", s->model, s->name, format_name, s->n, s->k, rows,
-               v->name, seconds * 1e6, gb, gflop, 100 * gb / b->read_all, peak > 0 ? 100 * gflop / peak : 0.0);
+               v->name, seconds * 1e6, gb, gflop, 100 * gb / b->ceilings.read_gb_s, 100 * gflop / peak);
     fflush(stdout);
     behind = true;
 }
@@ -236,11 +145,10 @@ static void bench_shape(bench *b, const shape *s, int rows)
 
 static void fill(bench *b)
 {
-    enum { LARGEST_K = 16384 };
     b->weights = mem_try_alloc_lazy(POOL_BYTES);
-    b->x = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST_K * sizeof(float));
-    b->q8 = mem_try_alloc_lazy(MOST_ROWS * cpu_q8_row_bytes(LARGEST_K));
-    b->y = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST_K * sizeof(float));
+    b->x = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST * sizeof(float));
+    b->q8 = mem_try_alloc_lazy(MOST_ROWS * cpu_q8_row_bytes(LARGEST));
+    b->y = mem_try_alloc_lazy((size_t)MOST_ROWS * LARGEST * sizeof(float));
     for (size_t i = 0; i < POOL_BYTES / 8; i++) { /* e4m3 codes as trained weights have them: none below the normal ones, all numbers */
         uint64_t word = (random_word(1, i, 0) & 0xBFBFBFBFBFBFBFBFu) | 0x2020202020202020u;
         memcpy(b->weights + 8 * i, &word, sizeof word);
@@ -251,28 +159,102 @@ static void fill(bench *b)
         for (size_t i = 0; i < SCALE_BYTES; i += 4)
             f == FORMAT_MXFP4 || f == FORMAT_NVFP4 ? memset(b->scales[f] + i, 0x70, 4) : memcpy(b->scales[f] + i, &one, 4);
     }
-    for (int i = 0; i < MOST_ROWS * LARGEST_K; i++)
+    for (int i = 0; i < MOST_ROWS * LARGEST; i++)
         b->x[i] = (float)(random_word(2, (uint64_t)i, 0) >> 40) * 0x1p-23f - 1.0f;
     for (int i = 0; i < b->threads; i++)
-        b->scratch[i] = mem_try_alloc_lazy(cpu_matmul_scratch_bytes(LARGEST_K));
+        b->scratch[i] = mem_try_alloc_lazy(cpu_matmul_scratch_bytes(LARGEST));
 }
 
 static void print_head(const bench *b)
 {
+    text words = {0};
+    ceilings_describe(&b->ceilings, &words);
+    json_t *object = ceilings_json(&b->ceilings);
+    char *values = json_dumps(object, JSON_COMPACT);
     if (b->json)
-        printf("{\"threads\": %d, \"read_gb_s_1\": %.2f, \"read_gb_s\": %.2f, \"fma_gflop_s\": %.1f, \"bytes_gop_s\": %.1f, \"rows\": [",
-               b->threads, b->read_one, b->read_all, b->fma, b->bytes);
+        printf("{\"ceilings\": %s, \"rows\": [", values);
     else
-        printf("%d threads; reading %.1f GB/s (one thread %.1f), fused f32 %.0f GFLOP/s, bytes %.0f Gop/s\n\n"
-               "%-9s %-12s %-11s %6s %6s %5s  %-18s %10s %7s %8s %7s %7s\n",
-               b->threads, b->read_all, b->read_one, b->fma, b->bytes, "model", "weight", "format", "n", "k", "rows", "kernel", "us",
-               "GB/s", "GFLOP/s", "read", "peak");
+        printf("%s\n\n%-9s %-12s %-11s %6s %6s %5s  %-18s %10s %7s %8s %7s %7s\n", words.data, "model", "weight", "format", "n", "k",
+               "rows", "kernel", "us", "GB/s", "GFLOP/s", "read", "peak");
+    free(values);
+    json_decref(object);
+    text_free(&words);
+}
+
+static void bench_rows(bench *b, const shape *s)
+{
+    for (size_t r = 0; r < sizeof ROWS / sizeof ROWS[0]; r++)
+        if (b->only_rows == 0 || b->only_rows == ROWS[r])
+            bench_shape(b, s, ROWS[r]);
+}
+
+/* The shapes of a model's matrices, each once. */
+typedef struct shape_list {
+    shape shapes[128];
+    int count;
+    const char *model;
+} shape_list;
+
+static void add_shape(void *context, const dispatch_work *work)
+{
+    shape_list *l = context;
+    bool matrix_work = work->key.operation == dispatch_linear || work->key.operation == dispatch_experts;
+    if (!matrix_work || work->key.k > LARGEST || l->count == 128)
+        return;
+    shape s = {l->model, work->key.operation, work->key.n, work->key.k, work->w->format->id};
+    uint64_t bytes;
+    while (s.n > LARGEST || (format_data_bytes(work->w->format, s.n, s.k, &bytes) && bytes > POOL_BYTES / 4)) {
+        s.n /= 2; /* a part of a large matrix stands for it */
+        s.name = "part";
+    }
+    for (int i = 0; i < l->count; i++)
+        if (l->shapes[i].n == s.n && l->shapes[i].k == s.k && l->shapes[i].format == s.format && l->shapes[i].name == s.name)
+            return;
+    l->shapes[l->count++] = s;
+}
+
+static void bench_directory(bench *b, const char *directory)
+{
+    error err = {0};
+    shape_list *l = mem_alloc(1, sizeof *l);
+    model *m = model_open(directory, &err);
+    if (!m) {
+        fprintf(stderr, "bench_kernels: %s\n", err.text);
+        exit(1);
+    }
+    const char *slash = strrchr(directory, '/');
+    l->model = slash && slash[1] ? slash + 1 : directory;
+    dispatch_visit(m, KV_BF16, add_shape, l);
+    for (int i = 0; i < l->count; i++)
+        bench_rows(b, &l->shapes[i]);
+    model_close(m);
+    free(l);
+}
+
+static void bench_named(bench *b, const char *name)
+{
+    bool known = false;
+    for (size_t s = 0; s < sizeof SHAPES / sizeof SHAPES[0]; s++)
+        if (!name || strcmp(name, SHAPES[s].model) == 0) {
+            bench_rows(b, &SHAPES[s]);
+            known = true;
+        }
+    if (!known)
+        bench_directory(b, name);
+}
+
+static void usage(void)
+{
+    fprintf(stderr, "usage: bench_kernels [--json] [--all] [--cpu] [--threads 1..%d] [--rows 1..%d] [--rounds N] [MODEL ...]\n",
+            MOST_THREADS, MOST_ROWS);
+    exit(2);
 }
 
 int main(int argc, char **argv)
 {
     bench b = {.threads = machine_cores(), .rounds = 7};
-    const char *model_name = NULL;
+    const char *names[16] = {NULL};
+    int name_count = 0;
     error err = {0};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0)
@@ -287,25 +269,24 @@ int main(int argc, char **argv)
             b.only_rows = atoi(argv[++i]);
         else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
             b.rounds = atoi(argv[++i]);
+        else if (argv[i][0] != '-' && name_count < 16)
+            names[name_count++] = argv[i];
         else
-            model_name = argv[i];
+            usage();
     }
-    if (b.threads < 1 || b.threads > MOST_THREADS || b.rounds < 1 || b.only_rows < 0 || b.only_rows > MOST_ROWS) {
-        fprintf(stderr, "usage: bench_kernels [--json] [--all] [--cpu] [--threads 1..%d] [--rows 1..%d] [--rounds N] [MODEL]\n",
-                MOST_THREADS, MOST_ROWS);
-        return 2;
-    }
-    pool *alone = pool_create(1, &err);
+    if (b.threads < 1 || b.threads > MOST_THREADS || b.rounds < 1 || b.only_rows < 0 || b.only_rows > MOST_ROWS)
+        usage();
     b.workers = pool_create(b.threads, &err);
-    measure_ceilings(&b, alone);
+    ceilings_options o = {.threads = b.threads, .seconds = 0.15, .processor_time = b.cpu};
+    if (!b.workers || !ceilings_measure(&o, &b.ceilings, &err)) {
+        fprintf(stderr, "bench_kernels: %s\n", err.text);
+        return 1;
+    }
     fill(&b);
     print_head(&b);
-    for (size_t s = 0; s < sizeof SHAPES / sizeof SHAPES[0]; s++)
-        for (size_t r = 0; r < sizeof ROWS / sizeof ROWS[0]; r++)
-            if ((!model_name || strcmp(model_name, SHAPES[s].model) == 0) && (b.only_rows == 0 || b.only_rows == ROWS[r]))
-                bench_shape(&b, &SHAPES[s], ROWS[r]);
+    for (int i = 0; i < (name_count ? name_count : 1); i++)
+        bench_named(&b, names[i]);
     printf(b.json ? "\n]}\n" : "");
     pool_destroy(b.workers);
-    pool_destroy(alone);
     return 0;
 }

@@ -17,8 +17,8 @@
 #include "commands/commands.h"
 
 static const command *const commands[] = {
-    &command_serve, &command_chat, &command_run, &command_inspect, &command_quantize, &command_synth, &command_tune, &command_eval,
-    &command_tokenize, &command_render, &command_logits, &command_help, &command_completion, &command_man, &command_version,
+    &command_serve, &command_chat, &command_run, &command_inspect, &command_quantize, &command_synth, &command_tune, &command_bench,
+    &command_eval, &command_tokenize, &command_render, &command_logits, &command_help, &command_completion, &command_man, &command_version,
 };
 
 static const program drawbridge = {

@@ -13,6 +13,7 @@ extern const command command_inspect;
 extern const command command_quantize;
 extern const command command_synth;
 extern const command command_tune;
+extern const command command_bench;
 extern const command command_tokenize;
 extern const command command_render;
 extern const command command_logits;

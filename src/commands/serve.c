@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "commands/commands.h"
 #include "commands/model_path.h"
 #include "commands/runner.h"
@@ -106,26 +107,13 @@ static int given(int64_t value)
     return value == OPTION_NOT_GIVEN ? 0 : (int)value;
 }
 
-static uint64_t free_memory_bytes(void)
-{
-    text meminfo = {0};
-    unsigned long long kilobytes = 0;
-    if (file_read("/proc/meminfo", 1 << 16, &meminfo, NULL)) {
-        const char *line = strstr(meminfo.data, "MemAvailable:");
-        if (line)
-            sscanf(line, "MemAvailable: %llu", &kilobytes);
-    }
-    text_free(&meminfo);
-    return (uint64_t)kilobytes << 10;
-}
-
 /* --kv-tokens, or 8 contexts as far as a quarter of the free memory goes, but one context in any case. */
 static int64_t cache_tokens(const serve_values *v, const runner *r, int64_t context)
 {
     enum { CONTEXTS = 8, MEMORY_PARTS = 4, MOST_TOKENS = 1 << 28 };
     if (v->kv_tokens != OPTION_NOT_GIVEN)
         return v->kv_tokens;
-    uint64_t room = free_memory_bytes() / MEMORY_PARTS / (r->device->layout.page_bytes / KV_PAGE_TOKENS);
+    uint64_t room = machine_free_bytes() / MEMORY_PARTS / (r->device->layout.page_bytes / KV_PAGE_TOKENS);
     int64_t wanted = CONTEXTS * context;
     if (room > 0 && (uint64_t)wanted > room)
         wanted = (int64_t)room;

@@ -72,6 +72,9 @@ const layer_weights *cpu_layer(const device *d, int layer);
 bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err);
 void cpu_exercise(device *d, const device_trial *t);
 
+/* What the system calls this processor; on Arm it has only numbers. */
+void cpu_model_name(text *out);
+
 /* The kernel chosen for a matrix and so many rows. */
 static inline const cpu_matmul *cpu_matmul_for(const cpu_device *c, const char *operation, const matrix *w, int rows)
 {

@@ -62,8 +62,7 @@ static void add_variants(cpu_device *c)
             add_variant(c, attention_work[w], a->name, a->name, 1, a);
 }
 
-/* What the system calls this processor; on Arm it has only numbers. */
-static void cpu_model(text *out)
+void cpu_model_name(text *out)
 {
     enum { MOST = 1 << 24 };
     text bytes = {0};
@@ -98,7 +97,7 @@ bool cpu_dispatch_create(cpu_device *c, const device_limits *limits, error *err)
     t->levels = levels;
     t->level_count = LEVELS;
     add_variants(c);
-    cpu_model(&name);
+    cpu_model_name(&name);
     dispatch_device_name(name.data, levels[t->level], limits->threads, short_name);
     snprintf(t->device_name, sizeof t->device_name, "%s%s", short_name, c->exact ? "-exact" : ""); /* another mode, other kernels */
     text_free(&name);
