@@ -172,6 +172,24 @@ static float slow_f32(const matrix *w, int64_t row, const float *x, bool fused)
     return fused ? fold_slow(lane, 16) + 0.0f : fold_slow(lane, 16);
 }
 
+static float slow_fp8(const matrix *w, int64_t row, const float *x)
+{
+    volatile float lane[16] = {0};
+    bool block = w->format->id == FORMAT_FP8_BLOCK;
+    for (int64_t i = 0; i < w->cols; i++) {
+        float scale = 1.0f;
+        if (block)
+            memcpy(&scale, w->scales + 4 * (row / 128 * ((w->cols + 127) / 128) + i / 128), sizeof scale);
+        volatile float raised = x[i] * (scale * 0x1p60f);
+        lane[i % 16] = fmaf(e4m3_decode(w->data[row * w->cols + i]) * 0x1p-120f, raised, lane[i % 16]);
+    }
+    float scale = 1.0f;
+    if (!block)
+        memcpy(&scale, w->scales + 4 * row, sizeof scale);
+    volatile float result = fold_slow(lane, 16) * (scale * 0x1p60f);
+    return result + 0.0f;
+}
+
 /* ---- the variants against them ---- */
 
 typedef struct fixture {
@@ -229,7 +247,9 @@ static void fixture_free(fixture *f)
 static float expected_value(const fixture *f, cpu_input input, int64_t column, int row)
 {
     const float *x = f->x + row * f->w.cols;
-    return input == CPU_INPUT_Q8 ? slow_q8(&f->w, column, x) : slow_f32(&f->w, column, x, input == CPU_INPUT_F32);
+    if (input == CPU_INPUT_Q8)
+        return slow_q8(&f->w, column, x);
+    return input == CPU_INPUT_F32 && cpu_is_fp8(&f->w) ? slow_fp8(&f->w, column, x) : slow_f32(&f->w, column, x, input == CPU_INPUT_F32);
 }
 
 /* Pieces of the columns, some rows in any order, in one variant. */
@@ -312,6 +332,7 @@ static void test_exact(void **state)
 {
     (void)state;
     check_format(FORMAT_BF16, true);
+    check_format(FORMAT_FP8_BLOCK, true);
     check_format(FORMAT_MXFP4, true);
 }
 

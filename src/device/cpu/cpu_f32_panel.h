@@ -1,0 +1,39 @@
+/* The memory of a panel product with f32 inputs: some columns and 24 rows at a time, both turned so that what one step multiplies lies
+ * together. Value k of an input belongs to lane k % 16 and step k / 16; behind the last value lie zeros.
+ *
+ *     weights  [panel][lane][step][16 columns]
+ *     rows     [lane][step][24 rows]
+ *     lanes    [lane][panel][24 rows][16 columns]    sums, folded at the end
+ *
+ * A lane's part of the rows and of one panel stays in the first cache while it is computed. A lane's part is followed by a gap of a cache
+ * line: at a distance of a power of two all lanes would fall into the same few places of a cache. */
+#ifndef DEVICE_CPU_CPU_F32_PANEL_H
+#define DEVICE_CPU_CPU_F32_PANEL_H
+
+#include "device/cpu/cpu_matmul.h"
+
+enum { F32_LANES = 16, F32_ROWS = 24, F32_PANELS = 4, F32_GAP = 16, F32_PANEL_SUMS = F32_ROWS * CPU_PANEL_COLUMNS };
+
+typedef struct f32_panel {
+    float *weights, *rows, *lanes;
+    int64_t steps;
+    int64_t weight_lane, row_lane; /* floats from one lane to the next */
+} f32_panel;
+
+static inline f32_panel f32_panel_of(int64_t cols, float *scratch)
+{
+    f32_panel p = {.weights = scratch, .steps = (cols + F32_LANES - 1) / F32_LANES};
+    p.weight_lane = p.steps * CPU_PANEL_COLUMNS + F32_GAP;
+    p.row_lane = p.steps * F32_ROWS + F32_GAP;
+    p.rows = p.weights + F32_PANELS * F32_LANES * p.weight_lane;
+    p.lanes = p.rows + F32_LANES * p.row_lane;
+    return p;
+}
+
+static inline size_t f32_panel_floats(int64_t cols)
+{
+    f32_panel p = f32_panel_of(cols, NULL);
+    return (size_t)(F32_LANES * (F32_PANELS * p.weight_lane + p.row_lane + F32_PANELS * F32_PANEL_SUMS));
+}
+
+#endif
