@@ -107,7 +107,7 @@ int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n,
 /* Many rows are turned around for each task of f32 products (cpu_f32_panel.h): the wider it is, the less that costs. */
 int cpu_task_columns(const matrix *w, int rows, int threads)
 {
-    enum { TASK_BYTES = 1 << 15, TASKS_PER_THREAD = 6, MANY_ROWS = 32 };
+    enum { TASK_BYTES = 1 << 16, TASKS_PER_THREAD = 6, MANY_ROWS = 32 };
     int64_t columns = TASK_BYTES / (int64_t)format_row_bytes(w->format, w->cols), share = w->rows / (TASKS_PER_THREAD * threads);
     if (rows >= MANY_ROWS)
         columns = w->format->bits == 4 ? CPU_PANEL_COLUMNS : CPU_TASK_COLUMNS;

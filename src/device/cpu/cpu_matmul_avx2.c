@@ -350,7 +350,7 @@ UNCHECKED_LOOP static void q8_panel_3(const cpu_matmul_work *k)
 
 const cpu_matmul cpu_matmul_avx2[] = {
     {"avx2 stream", "avx2", CPU_INPUT_F32, 1, cpu_f32_stream_avx2},
-    {"avx2 6x16 panel", "avx2", CPU_INPUT_F32, 16, cpu_f32_panel_avx2},
+    {"avx2 6x16 panel", "avx2", CPU_INPUT_F32, 32, cpu_f32_panel_avx2},
     {"avx2 stream", "avx2", CPU_INPUT_Q8, 1, q8_stream},
     {"avx2 3x16 panel", "avx2", CPU_INPUT_Q8, 16, q8_panel_3},
     {"avx2 2x16 panel", "avx2", CPU_INPUT_Q8, 0, q8_panel_2},

@@ -23,7 +23,7 @@
 
 #include "device/cpu/cpu_matmul_x86.h" /* compiled for these instructions */
 
-enum { MOST_ROWS = 4, MOST_COLUMNS = 4, TILE_ROWS = 6, ROW_AHEAD = 128 }; /* values of a row that are asked for in advance */
+enum { MOST_ROWS = 4, MOST_COLUMNS = 4, TILE_ROWS = 6, ROW_AHEAD = 128, COLUMN_AHEAD = 512 }; /* values and bytes asked for in advance */
 
 /* 16 e4m3 codes to the f32 that their bits are. A code goes to the upper byte of a 16-bit word, value i + 8 above value i, and from there,
  * by shifts within words, to its place: less work than in words of 32 bits from the start. */
@@ -58,44 +58,58 @@ CPU_LOOP int64_t bytes_of(format_id id)
     return id == FORMAT_F32 ? 4 : id == FORMAT_BF16 ? 2 : 1;
 }
 
-/* Gathers the largest e4m3 magnitude of 16 codes, doubled: 0xFE is not a number. */
-CPU_LOOP __m128i largest_code(__m128i seen, const uint8_t *codes)
+/* Gathers the largest e4m3 magnitudes of codes, doubled: 0xFE is not a number. */
+CPU_LOOP __m256i largest_codes(__m256i seen, __m256i codes)
 {
-    __m128i c = _mm_loadu_si128((const __m128i *)(const void *)codes);
-    return _mm_max_epu8(seen, _mm_add_epi8(c, c));
+    return _mm256_max_epu8(seen, _mm256_add_epi8(codes, codes));
 }
 
-CPU_LOOP bool all_numbers(__m128i seen)
+CPU_LOOP bool all_numbers(__m256i seen)
 {
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(seen, _mm_set1_epi8((char)0xFE))) == 0;
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, _mm256_set1_epi8((char)0xFE))) == 0;
 }
 
 /* ---- stream ---- */
+
+/* Adds `count` values, a multiple of 16, of each column to the sums. */
+CPU_LOOP void stream_step(const uint8_t *data, int64_t row_bytes, format_id id, int columns, const float *const *x, int rows, int64_t k,
+                          int count, __m256 sum[][2])
+{
+    for (int i = 0; i < count; i += 16)
+        for (int c = 0; c < columns; c++) {
+            __m256 weights[2];
+            weights_at(id, data + c * row_bytes + (k + i) * bytes_of(id), weights);
+            for (int r = 0; r < rows; r++) {
+                sum[r * columns + c][0] = _mm256_fmadd_ps(weights[0], _mm256_loadu_ps(x[r] + k + i), sum[r * columns + c][0]);
+                sum[r * columns + c][1] = _mm256_fmadd_ps(weights[1], _mm256_loadu_ps(x[r] + k + i + 8), sum[r * columns + c][1]);
+            }
+        }
+}
 
 /* Columns of some rows over whole groups of 16 values; rows and columns are constants where this is inlined. False: one of the fp8 codes
  * is not a number. */
 CPU_LOOP bool stream_tile(const uint8_t *data, format_id id, int64_t cols, int columns, const float *const *x, int rows, float *y,
                           size_t y_stride)
 {
-    int64_t bytes = bytes_of(id), row_bytes = cols * bytes;
+    int64_t bytes = bytes_of(id), row_bytes = cols * bytes, k = 0;
     __m256 sum[MOST_ROWS * MOST_COLUMNS][2];
-    __m128i seen = _mm_setzero_si128();
+    __m256i seen = _mm256_setzero_si256();
     for (int i = 0; i < rows * columns; i++)
         sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < cols; k += 16) {
+    for (; k + 64 <= cols; k += 64) {
         for (int c = 0; c < columns; c++) {
-            __m256 weights[2];
             const uint8_t *at = data + c * row_bytes + k * bytes;
-            if (k * bytes % 64 == 0) /* the same part of the columns that come next */
-                _mm_prefetch((const char *)at + columns * row_bytes, _MM_HINT_T0);
+            for (int line = 0; line < bytes; line++) /* the same part of the columns that come next */
+                _mm_prefetch((const char *)at + columns * row_bytes + 64 * line, _MM_HINT_T0);
             if (id == FORMAT_FP8_BLOCK)
-                seen = largest_code(seen, at);
-            weights_at(id, at, weights);
-            for (int r = 0; r < rows; r++) {
-                sum[r * columns + c][0] = _mm256_fmadd_ps(weights[0], _mm256_loadu_ps(x[r] + k), sum[r * columns + c][0]);
-                sum[r * columns + c][1] = _mm256_fmadd_ps(weights[1], _mm256_loadu_ps(x[r] + k + 8), sum[r * columns + c][1]);
-            }
+                seen = largest_codes(largest_codes(seen, load(at)), load(at + 32));
         }
+        stream_step(data, row_bytes, id, columns, x, rows, k, 64, sum);
+    }
+    for (; k < cols; k += 16) {
+        for (int c = 0; id == FORMAT_FP8_BLOCK && c < columns; c++)
+            seen = largest_codes(seen, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(data + c * row_bytes + k))));
+        stream_step(data, row_bytes, id, columns, x, rows, k, 16, sum);
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
@@ -234,39 +248,54 @@ CPU_LOOP void store_lanes(__m256 v[8], float *out, int64_t stride)
         _mm256_storeu_ps(out + i * stride, v[i]);
 }
 
-/* One step of eight columns; fp8 weights times 2^-60, which are no denormal numbers. */
-CPU_LOOP void fill_step(format_id id, const uint8_t *const *columns, int64_t at, __m128i *seen, float *out, int64_t stride)
+/* Eight weights, as weights_at gives them. */
+CPU_LOOP __m256 eight_weights(format_id id, const uint8_t *data)
 {
-    const __m256 raise = _mm256_set1_ps(1.0f / (CPU_FP8_LOWER * CPU_FP8_RAISE));
-    __m256 v[2][8];
-    for (int c = 0; c < 8; c++) {
-        __m256 w[2];
-        weights_at(id, columns[c] + at, w);
-        if (id == FORMAT_FP8_BLOCK)
-            *seen = largest_code(*seen, columns[c] + at);
-        for (int half = 0; half < 2; half++)
-            v[half][c] = id == FORMAT_FP8_BLOCK ? _mm256_mul_ps(w[half], raise) : w[half];
-    }
-    store_lanes(v[0], out, stride);
-    store_lanes(v[1], out + 8 * stride, stride);
+    if (id == FORMAT_F32)
+        return _mm256_loadu_ps((const float *)(const void *)data);
+    if (id == FORMAT_BF16)
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)data)), 16));
+    __m256i words = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)data)), 20);
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0x87F00000u)));
 }
 
-/* Eight columns of a panel. */
-CPU_LOOP void fill_eight(const f32_panel *p, format_id id, const uint8_t *const *columns, int64_t cols, float *out)
+/* One step of eight columns; fp8 weights times 2^-60, which are no denormal numbers. */
+CPU_LOOP void fill_step(format_id id, const uint8_t *const *columns, int64_t at, __m256i *seen, float *out, int64_t stride)
+{
+    const __m256 raise = _mm256_set1_ps(1.0f / (CPU_FP8_LOWER * CPU_FP8_RAISE));
+    for (int c = 0; id == FORMAT_FP8_BLOCK && c < 8; c += 2)
+        *seen = largest_codes(*seen, _mm256_loadu2_m128i((const __m128i *)(const void *)(columns[c] + at),
+                                                         (const __m128i *)(const void *)(columns[c + 1] + at)));
+    for (int half = 0; half < 2; half++) {
+        __m256 v[8];
+        for (int c = 0; c < 8; c++) {
+            if (half == 0 && at % 64 == 0)
+                _mm_prefetch((const char *)columns[c] + at + COLUMN_AHEAD, _MM_HINT_T0);
+            v[c] = eight_weights(id, columns[c] + at + half * 8 * bytes_of(id));
+            v[c] = id == FORMAT_FP8_BLOCK ? _mm256_mul_ps(v[c], raise) : v[c];
+        }
+        store_lanes(v, out + half * 8 * stride, stride);
+    }
+}
+
+/* All of a panel; both halves of a cache line one after the other. */
+CPU_LOOP void fill_columns(const f32_panel *p, format_id id, const uint8_t *const *columns, int64_t cols, float *out)
 {
     int64_t bytes = bytes_of(id), whole = cols / 16;
-    __m128i seen = _mm_setzero_si128();
+    __m256i seen = _mm256_setzero_si256();
     for (int64_t step = 0; step < whole; step++)
-        fill_step(id, columns, step * 16 * bytes, &seen, out + step * CPU_PANEL_COLUMNS, p->weight_lane);
+        for (int c = 0; c < CPU_PANEL_COLUMNS; c += 8)
+            fill_step(id, columns + c, step * 16 * bytes, &seen, out + step * CPU_PANEL_COLUMNS + c, p->weight_lane);
     if (whole < p->steps) {
-        uint8_t end[8][64] = {0};
-        const uint8_t *ends[8];
-        for (int c = 0; c < 8; c++)
+        uint8_t end[CPU_PANEL_COLUMNS][64] = {0};
+        const uint8_t *ends[CPU_PANEL_COLUMNS];
+        for (int c = 0; c < CPU_PANEL_COLUMNS; c++)
             ends[c] = memcpy(end[c], columns[c] + whole * 16 * bytes, (size_t)((cols - whole * 16) * bytes));
-        fill_step(id, ends, 0, &seen, out + whole * CPU_PANEL_COLUMNS, p->weight_lane);
+        for (int c = 0; c < CPU_PANEL_COLUMNS; c += 8)
+            fill_step(id, ends + c, 0, &seen, out + whole * CPU_PANEL_COLUMNS + c, p->weight_lane);
     }
     for (int64_t k = 0; !all_numbers(seen) && k < cols; k++)
-        for (int c = 0; c < 8; c++)
+        for (int c = 0; c < CPU_PANEL_COLUMNS; c++)
             if ((columns[c][k] & 0x7F) == 0x7F)
                 out[k % 16 * p->weight_lane + k / 16 * CPU_PANEL_COLUMNS + c] = NAN;
 }
@@ -283,13 +312,12 @@ UNCHECKED_LOOP static void fill_panel(const f32_panel *p, const matrix *w, int64
         if (packed)
             matrix_row(w, row, p->rows + c * w->cols);
     }
-    for (int half = 0; half < 2; half++)
-        if (id == FORMAT_FP8_BLOCK)
-            fill_eight(p, FORMAT_FP8_BLOCK, column + 8 * half, w->cols, out + 8 * half);
-        else if (id == FORMAT_BF16)
-            fill_eight(p, FORMAT_BF16, column + 8 * half, w->cols, out + 8 * half);
-        else
-            fill_eight(p, FORMAT_F32, column + 8 * half, w->cols, out + 8 * half);
+    if (id == FORMAT_FP8_BLOCK)
+        fill_columns(p, FORMAT_FP8_BLOCK, column, w->cols, out);
+    else if (id == FORMAT_BF16)
+        fill_columns(p, FORMAT_BF16, column, w->cols, out);
+    else
+        fill_columns(p, FORMAT_F32, column, w->cols, out);
 }
 
 /* One step of eight rows. Those of fp8 products times the scale of their block; the 2^60 is with the weights. */
