@@ -86,24 +86,6 @@ void cpu_rotate(float *v, const float *rope, int rope_dim)
     }
 }
 
-int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out)
-{
-    int count = end - first < CPU_COLUMN_BLOCK ? (int)(end - first) : CPU_COLUMN_BLOCK;
-    for (int i = 0; i < count; i++)
-        matrix_row(w, first + i, out + i * w->cols);
-    return count;
-}
-
-int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y)
-{
-    const float *rows[CPU_ROW_GROUP];
-    int count = x->count - first < CPU_ROW_GROUP ? x->count - first : CPU_ROW_GROUP;
-    for (int i = 0; i < count; i++)
-        rows[i] = x->in + (size_t)(x->rows ? x->rows[first + i] : first + i) * x->stride;
-    cpu_dots(k, w, n, columns, rows, count, n, y);
-    return count;
-}
-
 /* Many rows are turned around for each task of f32 products (cpu_f32_panel.h): the wider it is, the less that costs. */
 int cpu_task_columns(const matrix *w, int rows, int threads)
 {
