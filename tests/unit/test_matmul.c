@@ -266,7 +266,14 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
         order[i] = (int32_t)(gather ? word(seed, 10 + (uint64_t)i) % MOST_ROWS : (uint64_t)i);
     for (int i = 0; i < MOST_ROWS * WIDE; i++)
         y[i] = 77.0f;
-    v->run(&(cpu_matmul_work){&f->w, first, columns, f->prepared, f->stride, gather ? order : NULL, rows, y, WIDE, scratch});
+    cpu_matmul_work k = {&f->w, first, columns, f->prepared, f->stride, gather ? order : NULL, rows, y, WIDE, scratch, NULL};
+    float *packed = mem_try_alloc_aligned(cpu_f32_packed_bytes(rows, f->w.cols), 64);
+    if (cpu_matmul_packs(v) && word(seed, 6) % 2) {
+        for (int i = 0; i < rows; i += CPU_PACK_ROWS)
+            cpu_f32_pack(&k, i, packed);
+        k.packed = packed;
+    }
+    v->run(&k);
     for (int i = 0; i < MOST_ROWS; i++)
         for (int c = 0; c < WIDE; c++) {
             float e = i < rows && c < columns ? expected[order[i] * f->w.rows + first + c] : 77.0f;
@@ -276,6 +283,7 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
         }
     free(y);
     free(scratch);
+    free(packed);
 }
 
 #if defined(__x86_64__)
@@ -355,7 +363,7 @@ static void test_not_a_number(void **state)
         for (int v = 0; tested_variant(input, v); v++)
             for (int rows = 1; rows <= 9; rows += 4) {
                 float y[9 * 16];
-                tested_variant(input, v)->run(&(cpu_matmul_work){&f.w, 0, 16, f.prepared, f.stride, NULL, rows, y, 16, scratch});
+                tested_variant(input, v)->run(&(cpu_matmul_work){&f.w, 0, 16, f.prepared, f.stride, NULL, rows, y, 16, scratch, NULL});
                 for (int i = 0; i < rows * 16; i++)
                     assert_int_equal(!isfinite(y[i]), i % 16 == 3);
             }

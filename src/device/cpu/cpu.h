@@ -34,6 +34,7 @@ typedef struct cpu_inputs {
     size_t stride;      /* floats */
     const cpu_q8 *q8;   /* NULL: no weight wants it */
     size_t q8_stride;   /* bytes */
+    const float *packed; /* by cpu_f32_pack, or NULL */
 } cpu_inputs;
 
 typedef struct cpu_device {
@@ -43,6 +44,8 @@ typedef struct cpu_device {
     dispatch_variant *variants; /* those of the table; in `memory` */
     uint8_t *q8;           /* [q8_bytes] rows in 8 bits: inputs of a layer first, activations of its experts behind them */
     size_t q8_bytes, q8_act_offset;
+    float *packed;         /* [packed_floats] rows turned around for one loop of projections */
+    size_t packed_floats;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */

@@ -2,7 +2,7 @@
  * together. Value k of an input belongs to lane k % 16 and step k / 16; behind the last value lie zeros.
  *
  *     weights  [panel][lane][step][16 columns]
- *     rows     [lane][step][24 rows]
+ *     rows     [lane][step][24 rows]          where a block has fewer, the last one stands in for those of its group of eight
  *     lanes    [lane][panel][24 rows][16 columns]    sums, folded at the end
  *
  * A lane's part of the rows and of one panel stays in the first cache while it is computed. A lane's part is followed by a gap of a cache
@@ -12,7 +12,7 @@
 
 #include "device/cpu/cpu_matmul.h"
 
-enum { F32_LANES = 16, F32_ROWS = 24, F32_PANELS = 4, F32_GAP = 16, F32_PANEL_SUMS = F32_ROWS * CPU_PANEL_COLUMNS };
+enum { F32_LANES = 16, F32_ROWS = CPU_PACK_ROWS, F32_PANELS = 4, F32_GAP = 16, F32_PANEL_SUMS = F32_ROWS * CPU_PANEL_COLUMNS };
 
 typedef struct f32_panel {
     float *weights, *rows, *lanes;
@@ -28,6 +28,12 @@ static inline f32_panel f32_panel_of(int64_t cols, float *scratch)
     p.rows = p.weights + F32_PANELS * F32_LANES * p.weight_lane;
     p.lanes = p.rows + F32_LANES * p.row_lane;
     return p;
+}
+
+/* Packed rows: blocks of F32_ROWS, each laid out as `rows` above. */
+static inline int64_t f32_block_floats(int64_t cols)
+{
+    return F32_LANES * f32_panel_of(cols, NULL).row_lane;
 }
 
 static inline size_t f32_panel_floats(int64_t cols)

@@ -27,6 +27,40 @@ size_t cpu_matmul_scratch_bytes(int64_t cols)
     return q8 > f32 ? q8 : f32;
 }
 
+size_t cpu_f32_packed_bytes(int rows, int64_t cols)
+{
+    return (size_t)((rows + CPU_PACK_ROWS - 1) / CPU_PACK_ROWS * f32_block_floats(cols)) * sizeof(float);
+}
+
+#if defined(__x86_64__)
+bool cpu_matmul_packs(const cpu_matmul *v)
+{
+    return v->run == cpu_f32_panel_avx2;
+}
+
+void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out)
+{
+    const float *x[CPU_PACK_ROWS];
+    int rows = k->rows - first < CPU_PACK_ROWS ? k->rows - first : CPU_PACK_ROWS;
+    for (int r = 0; r < rows; r++) {
+        x[r] = cpu_work_row(k, first + r);
+        touch_range(x[r], (size_t)k->w->cols * sizeof(float));
+    }
+    cpu_f32_pack_avx2(x, rows, k->w->cols, out + first / CPU_PACK_ROWS * f32_block_floats(k->w->cols));
+}
+#else
+bool cpu_matmul_packs(const cpu_matmul *v)
+{
+    (void)v;
+    return false;
+}
+
+void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out)
+{
+    (void)k, (void)first, (void)out; /* no kernel asks for it */
+}
+#endif
+
 /* ---- decode to f32, then dot products ---- */
 
 typedef void (*dots_function)(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);

@@ -80,6 +80,7 @@ typedef struct cpu_matmul_work {
     float *y;
     size_t y_stride;       /* floats */
     void *scratch;         /* cpu_matmul_scratch_bytes(w->cols), 64-byte aligned */
+    const float *packed;   /* the rows by cpu_f32_pack, for a kernel that wants them; NULL: it does that itself, for itself */
 } cpu_matmul_work;
 
 static inline const void *cpu_work_row(const cpu_matmul_work *k, int i)
@@ -117,6 +118,13 @@ typedef struct cpu_matmul {
     void (*run)(const cpu_matmul_work *k);
 } cpu_matmul;
 
+/* Whether a kernel turns its rows around before it multiplies them, which can be done once for all columns; and that, for rows of the
+ * work from `first` on: one block of them, CPU_PACK_ROWS at most. out has cpu_f32_packed_bytes for all rows. */
+enum { CPU_PACK_ROWS = 24 };
+bool cpu_matmul_packs(const cpu_matmul *v);
+void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out);
+size_t cpu_f32_packed_bytes(int rows, int64_t cols);
+
 /* The variants for an input that this build on this CPU can run; NULL behind the last. set: only those of this instruction set;
  * NULL: all. Where a set has none for an input, all stand in. */
 const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index);
@@ -138,6 +146,7 @@ extern const cpu_matmul cpu_matmul_avx2[], cpu_matmul_avx512[];
 void cpu_matmul_decoded_fused(const cpu_matmul_work *k); /* any weights decoded to f32 first, with AVX2 and FMA */
 void cpu_f32_stream_avx2(const cpu_matmul_work *k);
 void cpu_f32_panel_avx2(const cpu_matmul_work *k);
+void cpu_f32_pack_avx2(const float *const *x, int rows, int64_t cols, float *out);
 void cpu_q8_quantize_avx2(const float *x, int64_t n, cpu_q8 *out);
 #endif
 #if defined(__aarch64__)

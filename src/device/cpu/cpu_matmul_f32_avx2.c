@@ -64,6 +64,11 @@ CPU_LOOP __m256i largest_codes(__m256i seen, __m256i codes)
     return _mm256_max_epu8(seen, _mm256_add_epi8(codes, codes));
 }
 
+CPU_LOOP __m256i sixteen_codes(const uint8_t *codes)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)codes));
+}
+
 CPU_LOOP bool all_numbers(__m256i seen)
 {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, _mm256_set1_epi8((char)0xFE))) == 0;
@@ -108,7 +113,7 @@ CPU_LOOP bool stream_tile(const uint8_t *data, format_id id, int64_t cols, int c
     }
     for (; k < cols; k += 16) {
         for (int c = 0; id == FORMAT_FP8_BLOCK && c < columns; c++)
-            seen = largest_codes(seen, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(data + c * row_bytes + k))));
+            seen = largest_codes(seen, sixteen_codes(data + c * row_bytes + k));
         stream_step(data, row_bytes, id, columns, x, rows, k, 16, sum);
     }
     for (int r = 0; r < rows; r++)
@@ -320,54 +325,72 @@ UNCHECKED_LOOP static void fill_panel(const f32_panel *p, const matrix *w, int64
         fill_columns(p, FORMAT_F32, column, w->cols, out);
 }
 
-/* One step of eight rows. Those of fp8 products times the scale of their block; the 2^60 is with the weights. */
-CPU_LOOP void pack_step(const float *const *x, int64_t at, bool scaled, float raised, float *out, int64_t stride)
+/* One step of eight rows. */
+CPU_LOOP void pack_step(const float *const *x, int64_t at, float *out, int64_t stride)
 {
-    const __m256 raise = _mm256_set1_ps(raised), lower = _mm256_set1_ps(1.0f / CPU_FP8_RAISE);
     for (int half = 0; half < 2; half++) {
         __m256 v[8];
         for (int r = 0; r < 8; r++) {
             if (half == 0)
                 _mm_prefetch((const char *)(x[r] + at + ROW_AHEAD), _MM_HINT_T0);
             v[r] = _mm256_loadu_ps(x[r] + at + half * 8);
-            if (scaled)
-                v[r] = _mm256_mul_ps(_mm256_mul_ps(v[r], raise), lower);
         }
         store_lanes(v, out + half * 8 * stride, stride);
     }
 }
 
-CPU_LOOP void pack_eight(const f32_panel *p, const matrix *w, bool scaled, int64_t column, const float *const *x, float *out)
+CPU_LOOP void pack_eight(const float *const *x, int64_t cols, float *out, int64_t stride)
 {
-    int64_t whole = w->cols / 16;
-    float raised = 0;
-    for (int64_t step = 0; step < whole; step++) {
-        if (scaled && step % 8 == 0)
-            raised = cpu_fp8_scale(w, column, step * 16) * CPU_FP8_RAISE;
-        pack_step(x, step * 16, scaled, raised, out + step * F32_ROWS, p->row_lane);
-    }
-    if (whole < p->steps) {
+    int64_t whole = cols / 16;
+    for (int64_t step = 0; step < whole; step++)
+        pack_step(x, step * 16, out + step * F32_ROWS, stride);
+    if (whole * 16 < cols) {
         float end[8][16] = {0};
         const float *ends[8];
         for (int r = 0; r < 8; r++)
-            ends[r] = memcpy(end[r], x[r] + whole * 16, (size_t)(w->cols - whole * 16) * sizeof(float));
-        raised = scaled ? cpu_fp8_scale(w, column, whole * 16) * CPU_FP8_RAISE : 0.0f;
-        pack_step(ends, 0, scaled, raised, out + whole * F32_ROWS, p->row_lane);
+            ends[r] = memcpy(end[r], x[r] + whole * 16, (size_t)(cols - whole * 16) * sizeof(float));
+        pack_step(ends, 0, out + whole * F32_ROWS, stride);
     }
 }
 
-/* Rows first .. first + rows - 1; the last one stands in for what is missing in a tile. */
-UNCHECKED_LOOP static void pack_rows(const f32_panel *p, const cpu_matmul_work *k, int64_t column, int first, int rows)
+UNCHECKED_LOOP void cpu_f32_pack_avx2(const float *const *x, int rows, int64_t cols, float *out)
 {
+    f32_panel p = f32_panel_of(cols, NULL);
     for (int group = 0; group < rows; group += 8) {
-        const float *x[8];
+        const float *eight[8];
         for (int r = 0; r < 8; r++)
-            x[r] = cpu_work_row(k, first + (group + r < rows ? group + r : rows - 1));
-        if (k->w->format->id == FORMAT_FP8_BLOCK)
-            pack_eight(p, k->w, true, column, x, p->rows + group);
-        else
-            pack_eight(p, k->w, false, column, x, p->rows + group);
+            eight[r] = x[group + r < rows ? group + r : rows - 1];
+        pack_eight(eight, cols, out + group, p.row_lane);
     }
+}
+
+/* Multiplies packed rows as the fp8 products of some columns want them; the 2^60 is with the weights. */
+UNCHECKED_LOOP static void scale_rows(const f32_panel *p, const matrix *w, int64_t column, const float *packed, float *out)
+{
+    const __m256 lower = _mm256_set1_ps(1.0f / CPU_FP8_RAISE);
+    for (int lane = 0; lane < F32_LANES; lane++, packed += p->row_lane, out += p->row_lane)
+        for (int64_t step = 0; step < p->steps; step += 8) {
+            const __m256 raise = _mm256_set1_ps(cpu_fp8_scale(w, column, step * 16) * CPU_FP8_RAISE);
+            int64_t end = (step + 8 < p->steps ? step + 8 : p->steps) * F32_ROWS;
+            for (int64_t i = step * F32_ROWS; i < end; i += 8)
+                _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(packed + i), raise), lower));
+        }
+}
+
+/* Rows first .. of the work, packed; in fp8 products times the scales of the block of a column. */
+static const float *packed_rows(const f32_panel *p, const cpu_matmul_work *k, int64_t column, int first, int rows)
+{
+    const float *packed = k->packed ? k->packed + first / F32_ROWS * f32_block_floats(k->w->cols) : p->rows;
+    if (!k->packed) {
+        const float *x[F32_ROWS];
+        for (int r = 0; r < rows; r++)
+            x[r] = cpu_work_row(k, first + r);
+        cpu_f32_pack_avx2(x, rows, k->w->cols, p->rows);
+    }
+    if (k->w->format->id != FORMAT_FP8_BLOCK)
+        return packed;
+    scale_rows(p, k->w, column, packed, p->rows);
+    return p->rows;
 }
 
 /* One lane of six rows and 16 columns. */
@@ -422,12 +445,12 @@ static void column_factors(const matrix *w, int64_t first, int columns, float fa
 }
 
 /* Some packed rows and all panels. */
-UNCHECKED_LOOP static void panel_sums(const f32_panel *p, int rows, int panels)
+UNCHECKED_LOOP static void panel_sums(const f32_panel *p, const float *packed, int rows, int panels)
 {
     for (int lane = 0; lane < F32_LANES; lane++)
         for (int i = 0; i < panels; i++)
             for (int r = 0; r < rows; r += TILE_ROWS)
-                panel_tile(p->weights + (i * F32_LANES + lane) * p->weight_lane, p->rows + lane * p->row_lane + r, p->steps,
+                panel_tile(p->weights + (i * F32_LANES + lane) * p->weight_lane, packed + lane * p->row_lane + r, p->steps,
                            p->lanes + (lane * F32_PANELS + i) * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS);
 }
 
@@ -436,8 +459,7 @@ static void panel_rows(const f32_panel *p, const cpu_matmul_work *k, int first, 
                        float factors[F32_PANELS][CPU_PANEL_COLUMNS])
 {
     int panels = (columns + CPU_PANEL_COLUMNS - 1) / CPU_PANEL_COLUMNS;
-    pack_rows(p, k, k->first + c, first, rows);
-    panel_sums(p, rows, panels);
+    panel_sums(p, packed_rows(p, k, k->first + c, first, rows), rows, panels);
     for (int i = 0; i < panels; i++) {
         int at = i * CPU_PANEL_COLUMNS, count = columns - at < CPU_PANEL_COLUMNS ? columns - at : CPU_PANEL_COLUMNS;
         for (int r = 0; r < rows; r++)
@@ -451,6 +473,8 @@ void cpu_f32_panel_avx2(const cpu_matmul_work *k)
     f32_panel p = f32_panel_of(k->w->cols, k->scratch);
     touch_work(k, (size_t)k->w->cols * sizeof(float));
     touch_range(k->scratch, cpu_matmul_scratch_bytes(k->w->cols));
+    if (k->packed)
+        touch_range(k->packed, cpu_f32_packed_bytes(k->rows, k->w->cols));
     for (int c = 0, count; c < k->columns; c += count) {
         float factors[F32_PANELS][CPU_PANEL_COLUMNS];
         count = columns_of_block(k, c);
