@@ -289,6 +289,7 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
 #if defined(__x86_64__)
 #pragma GCC push_options
 #include "avx512_emulated.h"
+void emulated_f32_panel(const cpu_matmul_work *k);
 #include "device/cpu/cpu_matmul_avx512.c"
 #pragma GCC pop_options
 #endif
@@ -302,8 +303,10 @@ static const cpu_matmul *tested_variant(cpu_input input, int index)
     if (index < known)
         return cpu_matmul_at(input, NULL, index);
 #if defined(__x86_64__)
-    if (input == CPU_INPUT_Q8 && cpu_matmul_set_known("avx2") && index - known < 2)
-        return &emulated_matmul_avx512[index - known];
+    index -= known;
+    for (const cpu_matmul *v = emulated_matmul_avx512; v->name && cpu_matmul_set_known("avx2"); v++)
+        if (v->input == input && index-- == 0)
+            return v;
 #endif
     return NULL;
 }

@@ -42,4 +42,12 @@ static inline size_t f32_panel_floats(int64_t cols)
     return (size_t)(F32_LANES * (F32_PANELS * p.weight_lane + p.row_lane + F32_PANELS * F32_PANEL_SUMS));
 }
 
+#if defined(__x86_64__)
+/* Sums of all lanes for packed rows and some panels. */
+typedef void (*f32_sums)(const f32_panel *p, const float *packed, int rows, int panels);
+
+/* A panel product, all but these sums with AVX2. */
+void cpu_f32_panel_run(const cpu_matmul_work *k, f32_sums sums);
+#endif
+
 #endif

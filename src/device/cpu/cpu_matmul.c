@@ -35,7 +35,7 @@ size_t cpu_f32_packed_bytes(int rows, int64_t cols)
 #if defined(__x86_64__)
 bool cpu_matmul_packs(const cpu_matmul *v)
 {
-    return v->run == cpu_f32_panel_avx2;
+    return v->run == cpu_f32_panel_avx2 || v->run == cpu_f32_panel_avx512;
 }
 
 void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out)
@@ -298,10 +298,10 @@ const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index)
 int cpu_matmul_by_rule(cpu_input input, const char *set, int rows)
 {
     int best = 0;
-    const cpu_matmul *v, *first = cpu_matmul_at(input, set, 0);
-    for (int i = 0, from = 0; (v = cpu_matmul_at(input, set, i)) && strcmp(v->set, first->set) == 0; i++)
-        if (v->from_rows <= rows && v->from_rows > from) {
-            from = v->from_rows;
+    const cpu_matmul *v, *found = NULL;
+    for (int i = 0; (v = cpu_matmul_at(input, set, i)); i++)
+        if (v->from_rows > 0 && v->from_rows <= rows && (!found || (strcmp(v->set, found->set) == 0 && v->from_rows > found->from_rows))) {
+            found = v;
             best = i;
         }
     return best;

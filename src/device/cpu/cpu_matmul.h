@@ -131,8 +131,8 @@ const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index);
 
 bool cpu_matmul_set_known(const char *set); /* whether this CPU has kernels of that name */
 
-/* The index of the variant that the rule takes for a number of rows: of the best set the one with the largest from_rows that is not
- * above it. */
+/* The index of the variant that the rule takes for a number of rows: of the best set that has one for so many rows, the one with the
+ * largest from_rows. */
 int cpu_matmul_by_rule(cpu_input input, const char *set, int rows);
 
 /* Rounds a row of n values to 8 bits, to nearest, ties to even. A block that holds no finite maximum gets a scale that is not a number;
@@ -146,6 +146,7 @@ extern const cpu_matmul cpu_matmul_avx2[], cpu_matmul_avx512[];
 void cpu_matmul_decoded_fused(const cpu_matmul_work *k); /* any weights decoded to f32 first, with AVX2 and FMA */
 void cpu_f32_stream_avx2(const cpu_matmul_work *k);
 void cpu_f32_panel_avx2(const cpu_matmul_work *k);
+void cpu_f32_panel_avx512(const cpu_matmul_work *k);
 void cpu_f32_pack_avx2(const float *const *x, int rows, int64_t cols, float *out);
 void cpu_q8_quantize_avx2(const float *x, int64_t n, cpu_q8 *out);
 #endif

@@ -303,11 +303,13 @@ CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x
 CPU_LOOP void panel_rows(const cpu_matmul_work *k, const panel *p, bool mx, int tile, int first, int rows, int column, int columns)
 {
     const char *x[CPU_PANEL_ROWS];
+    panel_ahead ahead = panel_ahead_of(k, first, rows, column);
     for (int r = 0; r < rows; r++)
         x[r] = cpu_work_row(k, first + r);
     for (int lane = 0; lane < 8; lane++) {
         float *out = p->lanes + (mx ? cpu_q8_place(lane) : cpu_q8_half_place(lane)) * CPU_PANEL_ROWS * CPU_PANEL_COLUMNS;
         int r = 0;
+        prefetch_panel(&ahead, lane);
         for (; r + tile <= rows; r += tile)
             panel_lane(p, mx, lane, x + r, tile, out + r * CPU_PANEL_COLUMNS);
         for (; r + 2 <= rows; r += 2)

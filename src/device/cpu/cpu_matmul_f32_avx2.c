@@ -455,11 +455,11 @@ UNCHECKED_LOOP static void panel_sums(const f32_panel *p, const float *packed, i
 }
 
 /* Rows first .. and columns c .. of the panels. */
-static void panel_rows(const f32_panel *p, const cpu_matmul_work *k, int first, int rows, int c, int columns,
+static void panel_rows(const f32_panel *p, const cpu_matmul_work *k, f32_sums sums, int first, int rows, int c, int columns,
                        float factors[F32_PANELS][CPU_PANEL_COLUMNS])
 {
     int panels = (columns + CPU_PANEL_COLUMNS - 1) / CPU_PANEL_COLUMNS;
-    panel_sums(p, packed_rows(p, k, k->first + c, first, rows), rows, panels);
+    sums(p, packed_rows(p, k, k->first + c, first, rows), rows, panels);
     for (int i = 0; i < panels; i++) {
         int at = i * CPU_PANEL_COLUMNS, count = columns - at < CPU_PANEL_COLUMNS ? columns - at : CPU_PANEL_COLUMNS;
         for (int r = 0; r < rows; r++)
@@ -468,7 +468,7 @@ static void panel_rows(const f32_panel *p, const cpu_matmul_work *k, int first, 
     }
 }
 
-void cpu_f32_panel_avx2(const cpu_matmul_work *k)
+void cpu_f32_panel_run(const cpu_matmul_work *k, f32_sums sums)
 {
     f32_panel p = f32_panel_of(k->w->cols, k->scratch);
     touch_work(k, (size_t)k->w->cols * sizeof(float));
@@ -485,8 +485,13 @@ void cpu_f32_panel_avx2(const cpu_matmul_work *k)
             column_factors(k->w, k->first + c + i, columns, factors[i / CPU_PANEL_COLUMNS]);
         }
         for (int first = 0; first < k->rows; first += F32_ROWS)
-            panel_rows(&p, k, first, k->rows - first < F32_ROWS ? k->rows - first : F32_ROWS, c, count, factors);
+            panel_rows(&p, k, sums, first, k->rows - first < F32_ROWS ? k->rows - first : F32_ROWS, c, count, factors);
     }
+}
+
+void cpu_f32_panel_avx2(const cpu_matmul_work *k)
+{
+    cpu_f32_panel_run(k, panel_sums);
 }
 
 #if defined(__clang__)
