@@ -18,7 +18,8 @@ typedef struct attention_task {
     const layer_weights *w;
     activations *a;
     int layer;
-    int group_heads; /* heads of one task of attend_group */
+    int group_heads;   /* heads of one task of attend_group */
+    int value_columns; /* columns of one task of value_part */
     const cpu_attention_kernels *absorb, *attend;
     const cpu_matmul *value;
 } attention_task;
@@ -248,11 +249,11 @@ static void value_part(void *context, int index, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    int parts = (m->v_dim + CPU_TASK_COLUMNS - 1) / CPU_TASK_COLUMNS, head = index / parts, first = index % parts * CPU_TASK_COLUMNS;
+    int parts = (m->v_dim + t->value_columns - 1) / t->value_columns, head = index / parts, first = index % parts * t->value_columns;
     size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, v_dim = (size_t)m->v_dim;
     cpu_inputs latents = {.x = t->a->attended_latent + (size_t)head * rank, .stride = heads * rank};
     cpu_matmul_run(t->c, t->value, &t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim + first,
-                   smaller(m->v_dim - first, CPU_TASK_COLUMNS), &latents, NULL, t->s->rows,
+                   smaller(m->v_dim - first, t->value_columns), &latents, NULL, t->s->rows,
                    t->a->attended + (size_t)head * v_dim + (size_t)first, heads * v_dim, worker);
 }
 
@@ -269,7 +270,8 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
         t.group_heads = CPU_HEAD_LANES; /* work for more threads; heads are independent, so that changes no result */
     pool_run(c->workers, m->heads, absorb_head, &t);
     pool_run(c->workers, s->rows * head_groups(m, t.group_heads), attend_group, &t);
-    pool_run(c->workers, m->heads * ((m->v_dim + CPU_TASK_COLUMNS - 1) / CPU_TASK_COLUMNS), value_part, &t);
+    t.value_columns = m->heads < 4 * c->threads ? CPU_PANEL_COLUMNS : m->v_dim;
+    pool_run(c->workers, m->heads * ((m->v_dim + t.value_columns - 1) / t.value_columns), value_part, &t);
     cpu_linear_job out = {.w = &w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
                           .out_stride = (size_t)m->hidden_size, .add = true};
     cpu_linear(c, &out, 1);

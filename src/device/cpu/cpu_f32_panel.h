@@ -2,7 +2,7 @@
  * together. Value k of an input belongs to lane k % 16 and step k / 16; behind the last value lie zeros.
  *
  *     weights  [panel][lane][step][16 columns]
- *     rows     [lane][step][24 rows]          where a block has fewer, the last one stands in for those of its group of eight
+ *     rows     [lane][step][24 rows]    where a block has fewer, the last one stands in for those of its group of eight
  *     lanes    [lane][panel][24 rows][16 columns]    sums, folded at the end
  *
  * A lane's part of the rows and of one panel stays in the first cache while it is computed. A lane's part is followed by a gap of a cache
@@ -12,7 +12,7 @@
 
 #include "device/cpu/cpu_matmul.h"
 
-enum { F32_LANES = 16, F32_ROWS = CPU_PACK_ROWS, F32_PANELS = 4, F32_GAP = 16, F32_PANEL_SUMS = F32_ROWS * CPU_PANEL_COLUMNS };
+enum { F32_LANES = 16, F32_ROWS = CPU_PACK_ROWS, F32_PANELS = 8, F32_GAP = 16, F32_PANEL_SUMS = F32_ROWS * CPU_PANEL_COLUMNS };
 
 typedef struct f32_panel {
     float *weights, *rows, *lanes;
@@ -43,8 +43,19 @@ static inline size_t f32_panel_floats(int64_t cols)
 }
 
 #if defined(__x86_64__)
+/* A block of packed rows, and which columns they are multiplied with. */
+typedef struct f32_rows {
+    const float *packed;
+    const matrix *w;
+    int64_t column; /* the first */
+} f32_rows;
+
+/* One lane of packed rows, [step][24 rows]; in fp8 products times the scales of the columns' block, in the memory of the panel's rows. Each
+ * lane is to be asked for once. */
+const float *cpu_f32_lane_avx2(const f32_panel *p, const f32_rows *in, int lane);
+
 /* Sums of all lanes for packed rows and some panels. */
-typedef void (*f32_sums)(const f32_panel *p, const float *packed, int rows, int panels);
+typedef void (*f32_sums)(const f32_panel *p, const f32_rows *in, int rows, int panels);
 
 /* A panel product, all but these sums with AVX2. */
 void cpu_f32_panel_run(const cpu_matmul_work *k, f32_sums sums);

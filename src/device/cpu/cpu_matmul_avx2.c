@@ -170,16 +170,16 @@ CPU_LOOP void transpose_words(__m256i v[8])
 }
 
 /* Where a word of a block lies; word 0 .. 3 even values, 4 .. 7 odd ones. */
-CPU_LOOP uint8_t *panel_word(const panel *p, int64_t block, int word)
+CPU_LOOP uint8_t *panel_word(const panel *p, bool mx, int64_t block, int word)
 {
-    int per = p->units_per_block, words = 4 / per; /* even words of a unit */
+    int per = mx ? 1 : 2, words = 4 / per; /* even words of a unit */
     int64_t unit = block * per + word % 4 / words;
     int64_t at = unit % 8 * p->lane_units + unit / 8;
     return p->bytes + (at * 2 * words + word / 4 * words + word % words) * WORD_BYTES;
 }
 
 /* Two blocks (32 bytes of codes) of eight columns. */
-CPU_LOOP void panel_blocks(const panel *p, const q8_column *columns, int64_t codes_at, int64_t block, int half)
+CPU_LOOP void panel_blocks(const panel *p, bool mx, const q8_column *columns, int64_t codes_at, int64_t block, int half)
 {
     __m256i even[8], odd[8];
     for (int c = 0; c < 8; c++) {
@@ -190,8 +190,8 @@ CPU_LOOP void panel_blocks(const panel *p, const q8_column *columns, int64_t cod
     transpose_words(even);
     transpose_words(odd);
     for (int i = 0; i < 8; i++) {
-        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, block + i / 4, i % 4) + half * 32), even[i]);
-        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, block + i / 4, 4 + i % 4) + half * 32), odd[i]);
+        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, mx, block + i / 4, i % 4) + half * 32), even[i]);
+        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, mx, block + i / 4, 4 + i % 4) + half * 32), odd[i]);
     }
 }
 
@@ -213,7 +213,7 @@ CPU_LOOP void panel_chunk(const panel *p, const q8_column *columns, int64_t at, 
 {
     q8_column moved[8];
     for (int b = 0; b < CPU_Q8_BLOCKS; b += 2)
-        panel_blocks(p, columns, at * 128 + b * 16, chunk * CPU_Q8_BLOCKS + b, half);
+        panel_blocks(p, mx, columns, at * 128 + b * 16, chunk * CPU_Q8_BLOCKS + b, half);
     for (int i = 0; i < (mx ? 1 : 2); i++) {
         for (int c = 0; c < 8; c++)
             moved[c] = (q8_column){columns[c].codes, columns[c].scales + (at * (mx ? 1 : 2) + i) * 8};

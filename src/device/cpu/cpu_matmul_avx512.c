@@ -1,6 +1,7 @@
 /* The matrix kernels for CPUs with AVX-512 VNNI: 4-bit weights and 8-bit rows, and the panels of the other formats.
  *
- * As in cpu_matmul_avx2.c and cpu_matmul_f32_avx2.c, with one instruction for four products and their sum, and the 16 columns of a panel in one register. Weights
+ * As in cpu_matmul_avx2.c and cpu_matmul_f32_avx2.c, with one instruction for four products and their sum, and the 16 columns of a
+ * panel in one register. Weights
  * have 12 added, as the instruction wants one factor without sign; the bias of the row, two halves that are added, takes it back. Tests
  * compile this file with the 512-bit instructions written out (tests/unit/avx512_emulated.h), for machines that have none. */
 #if defined(__x86_64__)
@@ -226,20 +227,22 @@ CPU_LOOP void f32_tile(const float *const *w, int panels, const float *x, int64_
             _mm512_storeu_ps(out + i * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS, sum[r][i]);
 }
 
-UNCHECKED_LOOP static void f32_panel_sums(const f32_panel *p, const float *packed, int rows, int panels)
+UNCHECKED_LOOP static void f32_panel_sums(const f32_panel *p, const f32_rows *in, int rows, int panels)
 {
-    for (int lane = 0; lane < F32_LANES; lane++)
+    for (int lane = 0; lane < F32_LANES; lane++) {
+        const float *packed = cpu_f32_lane_avx2(p, in, lane);
         for (int i = 0; i < panels; i += 2)
             for (int r = 0; r < rows; r += F32_TILE) {
                 const float *w[2] = {p->weights + (i * F32_LANES + lane) * p->weight_lane,
                                      p->weights + ((i + 1) * F32_LANES + lane) * p->weight_lane};
-                const float *x = packed + lane * p->row_lane + r;
+                const float *x = packed + r;
                 float *out = p->lanes + (lane * F32_PANELS + i) * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS;
                 if (i + 1 < panels)
                     f32_tile(w, 2, x, p->steps, out);
                 else
                     f32_tile(w, 1, x, p->steps, out);
             }
+    }
 }
 
 void cpu_f32_panel_avx512(const cpu_matmul_work *k)

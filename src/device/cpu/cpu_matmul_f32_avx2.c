@@ -364,33 +364,34 @@ UNCHECKED_LOOP void cpu_f32_pack_avx2(const float *const *x, int rows, int64_t c
     }
 }
 
-/* Multiplies packed rows as the fp8 products of some columns want them; the 2^60 is with the weights. */
-UNCHECKED_LOOP static void scale_rows(const f32_panel *p, const matrix *w, int64_t column, const float *packed, float *out)
+/* The 2^60 of fp8 products is with the weights. */
+UNCHECKED_LOOP const float *cpu_f32_lane_avx2(const f32_panel *p, const f32_rows *in, int lane)
 {
     const __m256 lower = _mm256_set1_ps(1.0f / CPU_FP8_RAISE);
-    for (int lane = 0; lane < F32_LANES; lane++, packed += p->row_lane, out += p->row_lane)
-        for (int64_t step = 0; step < p->steps; step += 8) {
-            const __m256 raise = _mm256_set1_ps(cpu_fp8_scale(w, column, step * 16) * CPU_FP8_RAISE);
-            int64_t end = (step + 8 < p->steps ? step + 8 : p->steps) * F32_ROWS;
-            for (int64_t i = step * F32_ROWS; i < end; i += 8)
-                _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(packed + i), raise), lower));
-        }
+    const float *from = in->packed + lane * p->row_lane;
+    float *out = in->packed == p->rows ? p->rows + lane * p->row_lane : p->rows; /* in place; or all lanes in the place of the first */
+    if (in->w->format->id != FORMAT_FP8_BLOCK)
+        return from;
+    for (int64_t step = 0; step < p->steps; step += 8) {
+        const __m256 raise = _mm256_set1_ps(cpu_fp8_scale(in->w, in->column, step * 16) * CPU_FP8_RAISE);
+        int64_t end = (step + 8 < p->steps ? step + 8 : p->steps) * F32_ROWS;
+        for (int64_t i = step * F32_ROWS; i < end; i += 8)
+            _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(from + i), raise), lower));
+    }
+    return out;
 }
 
-/* Rows first .. of the work, packed; in fp8 products times the scales of the block of a column. */
-static const float *packed_rows(const f32_panel *p, const cpu_matmul_work *k, int64_t column, int first, int rows)
+/* Rows first .. of the work. */
+static f32_rows rows_of(const f32_panel *p, const cpu_matmul_work *k, int64_t column, int first, int rows)
 {
-    const float *packed = k->packed ? k->packed + first / F32_ROWS * f32_block_floats(k->w->cols) : p->rows;
+    f32_rows in = {k->packed ? k->packed + first / F32_ROWS * f32_block_floats(k->w->cols) : p->rows, k->w, column};
     if (!k->packed) {
         const float *x[F32_ROWS];
         for (int r = 0; r < rows; r++)
             x[r] = cpu_work_row(k, first + r);
         cpu_f32_pack_avx2(x, rows, k->w->cols, p->rows);
     }
-    if (k->w->format->id != FORMAT_FP8_BLOCK)
-        return packed;
-    scale_rows(p, k->w, column, packed, p->rows);
-    return p->rows;
+    return in;
 }
 
 /* One lane of six rows and 16 columns. */
@@ -445,13 +446,15 @@ static void column_factors(const matrix *w, int64_t first, int columns, float fa
 }
 
 /* Some packed rows and all panels. */
-UNCHECKED_LOOP static void panel_sums(const f32_panel *p, const float *packed, int rows, int panels)
+UNCHECKED_LOOP static void panel_sums(const f32_panel *p, const f32_rows *in, int rows, int panels)
 {
-    for (int lane = 0; lane < F32_LANES; lane++)
+    for (int lane = 0; lane < F32_LANES; lane++) {
+        const float *packed = cpu_f32_lane_avx2(p, in, lane);
         for (int i = 0; i < panels; i++)
             for (int r = 0; r < rows; r += TILE_ROWS)
-                panel_tile(p->weights + (i * F32_LANES + lane) * p->weight_lane, packed + lane * p->row_lane + r, p->steps,
+                panel_tile(p->weights + (i * F32_LANES + lane) * p->weight_lane, packed + r, p->steps,
                            p->lanes + (lane * F32_PANELS + i) * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS);
+    }
 }
 
 /* Rows first .. and columns c .. of the panels. */
@@ -459,7 +462,8 @@ static void panel_rows(const f32_panel *p, const cpu_matmul_work *k, f32_sums su
                        float factors[F32_PANELS][CPU_PANEL_COLUMNS])
 {
     int panels = (columns + CPU_PANEL_COLUMNS - 1) / CPU_PANEL_COLUMNS;
-    sums(p, packed_rows(p, k, k->first + c, first, rows), rows, panels);
+    f32_rows in = rows_of(p, k, k->first + c, first, rows);
+    sums(p, &in, rows, panels);
     for (int i = 0; i < panels; i++) {
         int at = i * CPU_PANEL_COLUMNS, count = columns - at < CPU_PANEL_COLUMNS ? columns - at : CPU_PANEL_COLUMNS;
         for (int r = 0; r < rows; r++)

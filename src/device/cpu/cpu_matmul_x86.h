@@ -60,7 +60,6 @@ enum { WORD_BYTES = 4 * CPU_PANEL_COLUMNS };
 typedef struct panel {
     uint8_t *bytes;
     float *scales, *lanes;
-    int units_per_block;  /* 1 in mxfp4, 2 in nvfp4 */
     int64_t units;        /* with scales: blocks of weights */
     int64_t lane_units;   /* room for the units of a lane */
 } panel;
@@ -68,9 +67,9 @@ typedef struct panel {
 CPU_LOOP panel panel_of(const cpu_matmul_work *k, bool mx)
 {
     int64_t chunks = cpu_q8_chunks(k->w->cols);
-    panel p = {.bytes = k->scratch, .units_per_block = mx ? 1 : 2};
+    panel p = {.bytes = k->scratch};
     p.units = k->w->cols / (mx ? MXFP4_BLOCK : NVFP4_BLOCK);
-    p.lane_units = chunks * p.units_per_block;
+    p.lane_units = chunks * (mx ? 1 : 2); /* units of a block */
     p.scales = (float *)(void *)(p.bytes + chunks * CPU_Q8_CHUNK * CPU_PANEL_COLUMNS);
     p.lanes = p.scales + chunks * (CPU_Q8_CHUNK / NVFP4_BLOCK) * CPU_PANEL_COLUMNS;
     return p;
