@@ -1,12 +1,13 @@
 /* The attention kernels for CPUs with AVX2 and FMA. A tile keeps up to 12 sums in registers, so that the four cycles of a fused
  * multiply-add are filled and there are fewer loads than products: six keys by sixteen heads (8 loads, 12 products), or for
  * eight heads twelve keys by one register; in weighted sums six heads by sixteen elements. */
+#include "device/cpu/cpu_attention_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
 
 #include "base/sanitize.h"
-#include "device/cpu/cpu_attention_kernels.h"
 #include "formats/scalar.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per

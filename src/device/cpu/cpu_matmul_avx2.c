@@ -14,10 +14,11 @@
  *
  * One lane's part of the panel stays in the first cache while the rows pass. Sums of 16-bit numbers may wrap: with the bias in, the
  * result of a block is at most 16 * 12 * 127. */
+#include "device/cpu/cpu_matmul.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "device/cpu/cpu_matmul.h"
 #include "device/cpu/cpu_matmul_loops.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per

@@ -4,10 +4,11 @@
  * panel in one register. Weights
  * have 12 added, as the instruction wants one factor without sign; the bias of the row, two halves that are added, takes it back. Tests
  * compile this file with the 512-bit instructions written out (tests/unit/avx512_emulated.h), for machines that have none. */
+#include "device/cpu/cpu_f32_panel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "device/cpu/cpu_f32_panel.h"
 #include "device/cpu/cpu_matmul_loops.h"
 
 #if defined(CPU_MATMUL_EMULATED)

@@ -6,11 +6,12 @@
  * Panel: for many rows. Columns are decoded once, 16 side by side, and the rows turned likewise (cpu_f32_panel.h); then one lane after the
  * other is summed for six rows by 16 columns, 12 registers. Products of a register with one value of a row need eight loads for twelve
  * products, most of them small. (Measured on Zen 3, from the first cache: 97 % of the peak; 82 % when registers hold lanes instead.) */
+#include "device/cpu/cpu_f32_panel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <math.h>
 
-#include "device/cpu/cpu_f32_panel.h"
 #include "device/cpu/cpu_matmul_loops.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
