@@ -2,11 +2,12 @@
  *
  * An e2m1 value is exact in bf16, so two byte shuffles look up the upper and the lower byte of 32 codes at once. An e4m3 code, its
  * exponent and mantissa moved to where an f32 has them, is the value times 2^-120, also below the smallest normal one. */
+#include "formats/decode_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "base/sanitize.h"
-#include "formats/decode_kernels.h"
 #include "formats/scalar.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per

@@ -1,10 +1,11 @@
 /* Encoding kernels for CPUs with AVX2: eight values at a time, the same operations as encode_loops.h on each. */
+#include "quantize/encode_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <math.h>
 
 #include "formats/scalar.h"
-#include "quantize/encode_kernels.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
  * file. What is included above is compiled for any CPU. */

@@ -1,11 +1,12 @@
 /* Encoding kernels for CPUs with AVX-512 (F, BW, VL): sixteen values at a time, the same operations as encode_loops.h on each.
  * Sums run in one register of eight lanes: of sixteen values the first eight are added, then the others. */
+#include "quantize/encode_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <math.h>
 
 #include "formats/scalar.h"
-#include "quantize/encode_kernels.h"
 
 /* As in encode_avx2.c. */
 #if defined(__clang__)

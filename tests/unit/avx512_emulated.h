@@ -85,6 +85,7 @@ static inline emulated_ints emulated_dot(emulated_ints a, emulated_ints b, emula
 #define _mm512_dpbusd_epi32 emulated_dot
 
 #define CPU_MATMUL_EMULATED
-#define cpu_matmul_avx512 emulated_matmul_avx512 /* the library has the other */
+#define cpu_matmul_avx512 emulated_matmul_avx512 /* the library has the others */
+#define cpu_f32_panel_avx512 emulated_f32_panel
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "device/cpu/cpu.h"
+#include "formats/scalar.h"
 
 #define NANO SOURCE_DIR "/models/nano"
 
@@ -105,6 +106,47 @@ static void test_scores(void **state)
         free(panel);
         free(keys);
         free(got);
+    }
+}
+
+/* Codes of all kinds; in some rounds one that is not a number, or a scale that some variants leave to others. */
+static void test_add_codes(void **state)
+{
+    (void)state;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int64_t n = 1 + (int64_t)(word(round, 30) % 128), stride = n + (int64_t)(word(round, 31) % 5);
+        int count = (int)(word(round, 32) % 90), odd = round % 5 == 4 && count > 0 ? (int)(word(round, 33) % (uint64_t)count) : -1;
+        float *p = values_of(4 * round, (size_t)count), *scales = values_of(4 * round + 1, (size_t)count);
+        float *before = values_of(4 * round + 2, (size_t)n), *expected = mem_alloc((size_t)n, sizeof *expected);
+        float *got = mem_alloc((size_t)n, sizeof *got);
+        uint8_t *codes = mem_alloc((size_t)(stride * count) + 1, 1);
+        for (int64_t i = 0; i < stride * count; i++)
+            codes[1 + i] = (uint8_t)(word(4 * round + 3, (uint64_t)i) % 127 + (word(4 * round + 3, (uint64_t)i) >> 32) % 2 * 128);
+        for (int j = 0; j < count; j++)
+            scales[j] = fabsf(scales[j]) * 0.01f;
+        if (odd >= 0 && round % 2)
+            codes[1 + odd * stride] = 0xFF;
+        else if (odd >= 0)
+            scales[odd] = 1000.0f;
+        memcpy(expected, before, (size_t)n * sizeof *before);
+        for (int j = 0; j < count; j++)
+            for (int64_t k = 0; k < n; k++) {
+                volatile float weight = e4m3_decode(codes[1 + j * stride + k]) * scales[j];
+                expected[k] = fmaf(p[j], weight, expected[k]);
+            }
+        for (int v = 0; cpu_attention_kernels_at(v); v++) {
+            memcpy(got, before, (size_t)n * sizeof *before);
+            bool done = cpu_attention_kernels_at(v)->add_codes(p, codes + 1, stride, scales, count, n, got);
+            assert_true(done || odd >= 0);
+            for (int64_t k = 0; done && k < n; k++)
+                assert_true(float_bits(got[k]) == float_bits(expected[k]) || (isnan(got[k]) && isnan(expected[k])));
+        }
+        free(p);
+        free(scales);
+        free(before);
+        free(expected);
+        free(got);
+        free(codes);
     }
 }
 
@@ -465,7 +507,8 @@ static void test_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pack),        cmocka_unit_test(test_scores),       cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_pack),        cmocka_unit_test(test_scores),    cmocka_unit_test(test_add_codes),
+        cmocka_unit_test(test_softmax),
         cmocka_unit_test(test_exponential), cmocka_unit_test(test_weighted_sum), cmocka_unit_test(test_index_scores),
         cmocka_unit_test(test_rows_alone),  cmocka_unit_test(test_model),
     };

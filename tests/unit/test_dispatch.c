@@ -439,7 +439,7 @@ static const dispatch_variant slow_variants[] = {
     {dispatch_index, "slow", 0, 1, NULL, &slow_attention},  {dispatch_index, "quick", 0, 0, NULL, &quick_attention},
     {dispatch_attend, "generic", 0, 1, NULL, &cpu_attention_kernels_generic},
     {dispatch_absorb, "generic", 0, 1, NULL, &cpu_attention_kernels_generic},
-    {dispatch_value, "generic", 0, 1, NULL, &cpu_kernels_generic},
+    {dispatch_value, "generic", 0, 1, NULL, &cpu_matmul_generic[0]},
 };
 
 static rig slow_rig(kv_dtype kv)

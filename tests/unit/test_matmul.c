@@ -172,6 +172,24 @@ static float slow_f32(const matrix *w, int64_t row, const float *x, bool fused)
     return fused ? fold_slow(lane, 16) + 0.0f : fold_slow(lane, 16);
 }
 
+static float slow_fp8(const matrix *w, int64_t row, const float *x)
+{
+    volatile float lane[16] = {0};
+    bool block = w->format->id == FORMAT_FP8_BLOCK;
+    for (int64_t i = 0; i < w->cols; i++) {
+        float scale = 1.0f;
+        if (block)
+            memcpy(&scale, w->scales + 4 * (row / 128 * ((w->cols + 127) / 128) + i / 128), sizeof scale);
+        volatile float raised = x[i] * (scale * 0x1p60f);
+        lane[i % 16] = fmaf(e4m3_decode(w->data[row * w->cols + i]) * 0x1p-120f, raised, lane[i % 16]);
+    }
+    float scale = 1.0f;
+    if (!block)
+        memcpy(&scale, w->scales + 4 * row, sizeof scale);
+    volatile float result = fold_slow(lane, 16) * (scale * 0x1p60f);
+    return result + 0.0f;
+}
+
 /* ---- the variants against them ---- */
 
 typedef struct fixture {
@@ -229,7 +247,9 @@ static void fixture_free(fixture *f)
 static float expected_value(const fixture *f, cpu_input input, int64_t column, int row)
 {
     const float *x = f->x + row * f->w.cols;
-    return input == CPU_INPUT_Q8 ? slow_q8(&f->w, column, x) : slow_f32(&f->w, column, x, input == CPU_INPUT_F32);
+    if (input == CPU_INPUT_Q8)
+        return slow_q8(&f->w, column, x);
+    return input == CPU_INPUT_F32 && cpu_is_fp8(&f->w) ? slow_fp8(&f->w, column, x) : slow_f32(&f->w, column, x, input == CPU_INPUT_F32);
 }
 
 /* Pieces of the columns, some rows in any order, in one variant. */
@@ -246,7 +266,14 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
         order[i] = (int32_t)(gather ? word(seed, 10 + (uint64_t)i) % MOST_ROWS : (uint64_t)i);
     for (int i = 0; i < MOST_ROWS * WIDE; i++)
         y[i] = 77.0f;
-    v->run(&(cpu_matmul_work){&f->w, first, columns, f->prepared, f->stride, gather ? order : NULL, rows, y, WIDE, scratch});
+    cpu_matmul_work k = {&f->w, first, columns, f->prepared, f->stride, gather ? order : NULL, rows, y, WIDE, scratch, NULL};
+    float *packed = mem_try_alloc_aligned(cpu_f32_packed_bytes(rows, f->w.cols), 64);
+    if (cpu_matmul_packs(v) && word(seed, 6) % 2) {
+        for (int i = 0; i < rows; i += CPU_PACK_ROWS)
+            cpu_f32_pack(&k, i, packed);
+        k.packed = packed;
+    }
+    v->run(&k);
     for (int i = 0; i < MOST_ROWS; i++)
         for (int c = 0; c < WIDE; c++) {
             float e = i < rows && c < columns ? expected[order[i] * f->w.rows + first + c] : 77.0f;
@@ -256,11 +283,13 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
         }
     free(y);
     free(scratch);
+    free(packed);
 }
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #include "avx512_emulated.h"
+void emulated_f32_panel(const cpu_matmul_work *k);
 #include "device/cpu/cpu_matmul_avx512.c"
 #pragma GCC pop_options
 #endif
@@ -274,8 +303,10 @@ static const cpu_matmul *tested_variant(cpu_input input, int index)
     if (index < known)
         return cpu_matmul_at(input, NULL, index);
 #if defined(__x86_64__)
-    if (input == CPU_INPUT_Q8 && cpu_matmul_set_known("avx2") && index - known < 2)
-        return &emulated_matmul_avx512[index - known];
+    index -= known;
+    for (const cpu_matmul *v = emulated_matmul_avx512; v->name && cpu_matmul_set_known("avx2"); v++)
+        if (v->input == input && index-- == 0)
+            return v;
 #endif
     return NULL;
 }
@@ -312,6 +343,7 @@ static void test_exact(void **state)
 {
     (void)state;
     check_format(FORMAT_BF16, true);
+    check_format(FORMAT_FP8_BLOCK, true);
     check_format(FORMAT_MXFP4, true);
 }
 
@@ -334,7 +366,7 @@ static void test_not_a_number(void **state)
         for (int v = 0; tested_variant(input, v); v++)
             for (int rows = 1; rows <= 9; rows += 4) {
                 float y[9 * 16];
-                tested_variant(input, v)->run(&(cpu_matmul_work){&f.w, 0, 16, f.prepared, f.stride, NULL, rows, y, 16, scratch});
+                tested_variant(input, v)->run(&(cpu_matmul_work){&f.w, 0, 16, f.prepared, f.stride, NULL, rows, y, 16, scratch, NULL});
                 for (int i = 0; i < rows * 16; i++)
                     assert_int_equal(!isfinite(y[i]), i % 16 == 3);
             }

@@ -12,8 +12,7 @@
 #include "device/cpu/cpu_matmul.h"
 #include "device/device.h"
 
-/* Input rows whose results are held together before they go to their places; matrix kernels for one kind of input. */
-enum { CPU_ROW_GROUP = 24, CPU_MOST_MATMULS = 12 };
+enum { CPU_MOST_MATMULS = 12 }; /* matrix kernels for one kind of input */
 
 /* Sizes of the private memory of attention and indexer (cpu_device.c): heads that share one pass over the keys; keys decoded at a
  * time, a multiple of the kernels' tiles, and the blocks of the softmax; rows of a sequence that share decoded index keys. */
@@ -35,6 +34,7 @@ typedef struct cpu_inputs {
     size_t stride;      /* floats */
     const cpu_q8 *q8;   /* NULL: no weight wants it */
     size_t q8_stride;   /* bytes */
+    const float *packed; /* by cpu_f32_pack, or NULL */
 } cpu_inputs;
 
 typedef struct cpu_device {
@@ -44,6 +44,8 @@ typedef struct cpu_device {
     dispatch_variant *variants; /* those of the table; in `memory` */
     uint8_t *q8;           /* [q8_bytes] rows in 8 bits: inputs of a layer first, activations of its experts behind them */
     size_t q8_bytes, q8_act_offset;
+    float *packed;         /* [packed_floats] rows turned around for one loop of projections */
+    size_t packed_floats;
     pool *workers;
     int threads;           /* workers, the caller included */
     float **scratch;       /* [threads][scratch_floats] private memory of a worker */
@@ -81,7 +83,7 @@ static inline const cpu_matmul *cpu_matmul_for(const cpu_device *c, const char *
     return dispatch_kernel(&c->dispatch, operation, w->format->name, w->rows, w->cols, rows);
 }
 
-/* The same for a part of a layer's attention: cpu_attention_kernels for absorb, attend and index, cpu_kernels for value. */
+/* The same for a part of a layer's attention: cpu_attention_kernels for absorb, attend and index, cpu_matmul for value. */
 const void *cpu_attention_variant(const cpu_device *c, const char *operation, const layer_weights *w, int rows);
 
 /* Output columns of one task: a multiple of CPU_PANEL_COLUMNS, at most CPU_TASK_COLUMNS. No result depends on it. */
@@ -113,13 +115,6 @@ typedef struct cpu_rows {
     const int32_t *rows; /* NULL: row i itself */
     int count;
 } cpu_rows;
-
-/* Decodes matrix rows first .. end - 1, at most CPU_COLUMN_BLOCK of them, to out[count][cols]. Returns count. */
-int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out);
-
-/* y[i][c] = w[c] . row first + i, w [columns][n]; y [CPU_ROW_GROUP][CPU_COLUMN_BLOCK]. Returns how many rows there were, at most
- * CPU_ROW_GROUP. */
-int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y);
 
 void cpu_rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out);
 void cpu_rms_norm_rows(cpu_device *c, const float *x, int rows, int64_t n, const float *weight, float eps, float *out);

@@ -18,9 +18,10 @@ typedef struct attention_task {
     const layer_weights *w;
     activations *a;
     int layer;
-    int group_heads; /* heads of one task of attend_group */
+    int group_heads;   /* heads of one task of attend_group */
+    int value_columns; /* columns of one task of value_part */
     const cpu_attention_kernels *absorb, *attend;
-    const cpu_kernels *value;
+    const cpu_matmul *value;
 } attention_task;
 
 static int smaller(int a, int b)
@@ -61,13 +62,6 @@ void cpu_attention_project(device *d, const step *s, int layer, activations *a)
     pool_run(c->workers, s->rows, finish_row, &t);
 }
 
-/* Heads [rows][heads] of a buffer, one vector of `size` floats each. */
-static cpu_rows head_rows(const attention_task *t, const float *buffer, int head, size_t size)
-{
-    size_t heads = (size_t)t->c->base.model->config.heads;
-    return (cpu_rows){buffer + (size_t)head * size, heads * size, NULL, t->s->rows};
-}
-
 /* Loads matrix rows first .. as `count` vectors. */
 static void decode_rows(const matrix *w, int64_t first, int count, float *out)
 {
@@ -75,15 +69,36 @@ static void decode_rows(const matrix *w, int64_t first, int count, float *out)
         matrix_row(w, first + i, out + i * w->cols);
 }
 
-/* q_absorbed of one head, all rows: each row of W_UK is decoded once. */
-static void absorb_head(void *context, int head, int worker)
+/* q_absorbed of one head, few rows, from fp8 weights as they lie. False: one of them is not a number. */
+static bool absorb_codes(const attention_task *t, int head)
 {
-    const attention_task *t = context;
+    const model_config *m = &t->c->base.model->config;
+    const matrix *w = &t->w->kv_b;
+    int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, q_stride = m->heads * qk_dim;
+    for (int i = 0, count; i < m->nope_dim; i += count) {
+        int64_t first = (int64_t)head * (m->nope_dim + m->v_dim) + i;
+        float scales[CPU_KEY_BLOCK];
+        count = smaller(m->nope_dim - i, CPU_KEY_BLOCK);
+        touch_range(w->data + first * rank, (size_t)(count * rank));
+        for (int64_t at = 0, size; at < rank; at += size) {
+            size = rank - at < CPU_FP8_BLOCK ? rank - at : CPU_FP8_BLOCK;
+            for (int j = 0; j < count; j++)
+                scales[j] = cpu_fp8_scale(w, first + j, at);
+            for (int row = 0; row < t->s->rows; row++)
+                if (!t->absorb->add_codes(t->a->q + row * q_stride + head * qk_dim + i, w->data + first * rank + at, rank, scales, count,
+                                          size, t->a->q_absorbed + row * m->heads * rank + head * rank + at))
+                    return false;
+        }
+    }
+    return true;
+}
+
+/* The same for any weights and number of rows: each row of W_UK is decoded once. */
+static void absorb_decoded(const attention_task *t, int head, int worker)
+{
     const model_config *m = &t->c->base.model->config;
     int64_t rank = m->kv_lora_rank, qk_dim = m->nope_dim + m->rope_dim, q_stride = m->heads * qk_dim, out_stride = m->heads * rank;
     float *keys = t->c->scratch[worker], *panel = keys + CPU_KEY_BLOCK * rank; /* [CPU_KEY_BLOCK][rank], [CPU_KEY_BLOCK][lanes] */
-    for (int row = 0; row < t->s->rows; row++)
-        memset(t->a->q_absorbed + row * out_stride + head * rank, 0, (size_t)rank * sizeof(float));
     for (int i = 0, count; i < m->nope_dim; i += count) {
         count = smaller(m->nope_dim - i, CPU_KEY_BLOCK);
         decode_rows(&t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + i, count, keys);
@@ -96,6 +111,27 @@ static void absorb_head(void *context, int head, int worker)
             t->absorb->weighted_sum(&sum);
         }
     }
+}
+
+static void clear_absorbed(const attention_task *t, int head)
+{
+    const model_config *m = &t->c->base.model->config;
+    for (int row = 0; row < t->s->rows; row++)
+        memset(t->a->q_absorbed + ((int64_t)row * m->heads + head) * m->kv_lora_rank, 0, (size_t)m->kv_lora_rank * sizeof(float));
+}
+
+/* q_absorbed of one head. Both ways give the same bits. */
+static void absorb_head(void *context, int head, int worker)
+{
+    enum { FEW_ROWS = 3 };
+    const attention_task *t = context;
+    clear_absorbed(t, head);
+    if (t->s->rows <= FEW_ROWS && cpu_is_fp8(&t->w->kv_b)) {
+        if (absorb_codes(t, head))
+            return;
+        clear_absorbed(t, head);
+    }
+    absorb_decoded(t, head, worker);
 }
 
 static int head_groups(const model_config *m, int group_heads)
@@ -208,24 +244,17 @@ static void attend_group(void *context, int index, int worker)
         scale_vector(g.out + h * rank, rank, 1.0f / state.sum[h]);
 }
 
-/* attended of one head, all rows. */
-static void value_head(void *context, int head, int worker)
+/* attended of some columns of one head, all rows: rows of kv_b times attended_latent. */
+static void value_part(void *context, int index, int worker)
 {
     const attention_task *t = context;
     const model_config *m = &t->c->base.model->config;
-    int64_t first = (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim, rank = m->kv_lora_rank;
-    float *values = t->c->scratch[worker]; /* [CPU_COLUMN_BLOCK][rank] */
-    float y[CPU_ROW_GROUP * CPU_COLUMN_BLOCK];
-    cpu_rows latents = head_rows(t, t->a->attended_latent, head, (size_t)rank);
-    for (int v = 0, columns; v < m->v_dim; v += columns) {
-        columns = cpu_decode_block(&t->w->kv_b, first + v, first + m->v_dim, values);
-        for (int row = 0, count; row < t->s->rows; row += count) {
-            count = cpu_dots_group(t->value, values, columns, rank, &latents, row, y);
-            for (int i = 0; i < count; i++)
-                memcpy(t->a->attended + ((int64_t)(row + i) * m->heads + head) * m->v_dim + v, y + i * CPU_COLUMN_BLOCK,
-                       (size_t)columns * sizeof(float));
-        }
-    }
+    int parts = (m->v_dim + t->value_columns - 1) / t->value_columns, head = index / parts, first = index % parts * t->value_columns;
+    size_t rank = (size_t)m->kv_lora_rank, heads = (size_t)m->heads, v_dim = (size_t)m->v_dim;
+    cpu_inputs latents = {.x = t->a->attended_latent + (size_t)head * rank, .stride = heads * rank};
+    cpu_matmul_run(t->c, t->value, &t->w->kv_b, (int64_t)head * (m->nope_dim + m->v_dim) + m->nope_dim + first,
+                   smaller(m->v_dim - first, t->value_columns), &latents, NULL, t->s->rows,
+                   t->a->attended + (size_t)head * v_dim + (size_t)first, heads * v_dim, worker);
 }
 
 void cpu_attend(device *d, const step *s, int layer, activations *a)
@@ -241,7 +270,8 @@ void cpu_attend(device *d, const step *s, int layer, activations *a)
         t.group_heads = CPU_HEAD_LANES; /* work for more threads; heads are independent, so that changes no result */
     pool_run(c->workers, m->heads, absorb_head, &t);
     pool_run(c->workers, s->rows * head_groups(m, t.group_heads), attend_group, &t);
-    pool_run(c->workers, m->heads, value_head, &t);
+    t.value_columns = m->heads < 4 * c->threads ? CPU_PANEL_COLUMNS : m->v_dim;
+    pool_run(c->workers, m->heads * ((m->v_dim + t.value_columns - 1) / t.value_columns), value_part, &t);
     cpu_linear_job out = {.w = &w->o, .x = {a->attended, (size_t)(m->heads * m->v_dim), NULL, s->rows}, .out = a->x,
                           .out_stride = (size_t)m->hidden_size, .add = true};
     cpu_linear(c, &out, 1);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/sanitize.h"
+#include "formats/scalar.h"
 
 const float cpu_exp_series[CPU_EXP_TERMS] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f};
 
@@ -89,6 +90,14 @@ static void generic_weighted_sum(const cpu_weighted_sum *t)
             add_one_fused(t->out + h * t->out_stride, t->p[j * t->p_vector + h * t->p_head], t->v + j * t->v_stride, t->n);
 }
 
+static bool generic_add_codes(const float *p, const uint8_t *codes, int64_t stride, const float *scales, int count, int64_t n, float *out)
+{
+    for (int j = 0; j < count; j++)
+        for (int64_t k = 0; k < n; k++)
+            out[k] = fmaf(p[j], e4m3_values[codes[j * stride + k]] * scales[j], out[k]);
+    return true;
+}
+
 static void generic_index_scores(const float *q, int lanes, const float *weights, const float *keys, int count, int64_t n, float *out)
 {
     for (int j = 0; j < count; j++) {
@@ -132,7 +141,7 @@ static void generic_pick(const float *x, int n, float least, float scale, int fi
 }
 
 const cpu_attention_kernels cpu_attention_kernels_generic = {
-    "generic", generic_pack, generic_scores, generic_softmax_block, generic_weighted_sum, generic_index_scores,
+    "generic", generic_pack, generic_scores, generic_softmax_block, generic_weighted_sum, generic_add_codes, generic_index_scores,
     generic_range, generic_count_buckets, generic_pick,
 };
 

@@ -16,6 +16,7 @@ enum {
     CPU_HEAD_LANES = 8,       /* panels are multiples of this */
     CPU_HEAD_TILE = 16,       /* most lanes of `scores` and `softmax_block` */
     CPU_SCORE_BLOCK = 128,    /* values of one chain in `scores` */
+    CPU_FP8_BLOCK = 128,      /* most values of `add_codes` that share a scale */
     CPU_SELECT_BUCKETS = 2048 /* of `count_buckets` */
 };
 
@@ -55,6 +56,10 @@ typedef struct cpu_attention_kernels {
      * gives 0 below e^-87. */
     void (*softmax_block)(float *y, int lanes, int count, float scale, cpu_softmax *state);
     void (*weighted_sum)(const cpu_weighted_sum *t);
+    /* out[k] = (out[k] + p[0] * w[0][k]) + p[1] * w[1][k] ..., each step fused, for k < n, where w[j][k] is the e4m3 code at
+     * codes[j * stride + k] times scales[j], rounded. False, with out undefined, when a code or a scale is one that the variant leaves to
+     * weighted_sum: not a number, or a scale above 2^7. */
+    bool (*add_codes)(const float *p, const uint8_t *codes, int64_t stride, const float *scales, int count, int64_t n, float *out);
     /* out[j] = sum over h of weights[h] * max(0, q[.][h] . keys[j]). The products are one chain; the heads go to lane h % 8, and the lanes
      * fold, 4 onto 0, then 2, 1. Any number of lanes, keys lie without gaps. */
     void (*index_scores)(const float *q, int lanes, const float *weights, const float *keys, int count, int64_t n, float *out);

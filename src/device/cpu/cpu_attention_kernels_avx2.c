@@ -1,12 +1,14 @@
 /* The attention kernels for CPUs with AVX2 and FMA. A tile keeps up to 12 sums in registers, so that the four cycles of a fused
  * multiply-add are filled and there are fewer loads than products: six keys by sixteen heads (8 loads, 12 products), or for
  * eight heads twelve keys by one register; in weighted sums six heads by sixteen elements. */
+#include "device/cpu/cpu_attention_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
 
 #include "base/sanitize.h"
-#include "device/cpu/cpu_attention_kernels.h"
+#include "formats/scalar.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
  * file. What is included above is compiled for any CPU. */
@@ -224,6 +226,77 @@ UNCHECKED_LOOP static void avx2_weighted_sum(const cpu_weighted_sum *t)
         sum_end(t, k);
 }
 
+/* 16 e4m3 codes to the f32 that their bits are, the value times 2^-120: cpu_matmul_f32_avx2.c. */
+TILE void codes_moved(const uint8_t *codes, __m256i *seen, __m256 out[2])
+{
+    const __m256i deal = _mm256_setr_epi8(-1, 0, -1, 8, -1, 1, -1, 9, -1, 2, -1, 10, -1, 3, -1, 11, -1, 4, -1, 12, -1, 5, -1, 13, -1, 6, -1,
+                                          14, -1, 7, -1, 15);
+    const __m256i mask = _mm256_set1_epi32((int)0x87F00000u);
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    __m256i words = _mm256_srai_epi16(_mm256_shuffle_epi8(both, deal), 4);
+    *seen = _mm256_max_epu8(*seen, _mm256_add_epi8(both, both)); /* twice a code that is not a number is 0xFE */
+    out[0] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(words, 16), mask));
+    out[1] = _mm256_castsi256_ps(_mm256_and_si256(words, mask));
+}
+
+/* `groups` x 16 elements of out. */
+TILE void codes_tile(const float *p, const uint8_t *codes, int64_t stride, const float *raised, int count, int groups, __m256i *seen,
+                     float *out)
+{
+    __m256 sum[4][2];
+    for (int g = 0; g < groups; g++) {
+        sum[g][0] = _mm256_loadu_ps(out + g * 16);
+        sum[g][1] = _mm256_loadu_ps(out + g * 16 + 8);
+    }
+    for (int j = 0; j < count; j++) {
+        __m256 factor = _mm256_broadcast_ss(p + j), scale = _mm256_broadcast_ss(raised + j);
+        _mm_prefetch((const char *)codes + (j + count) * stride, _MM_HINT_T0); /* the same part of the vectors that come next */
+        for (int g = 0; g < groups; g++) {
+            __m256 w[2];
+            codes_moved(codes + j * stride + g * 16, seen, w);
+            sum[g][0] = _mm256_fmadd_ps(factor, _mm256_mul_ps(w[0], scale), sum[g][0]);
+            sum[g][1] = _mm256_fmadd_ps(factor, _mm256_mul_ps(w[1], scale), sum[g][1]);
+        }
+    }
+    for (int g = 0; g < groups; g++) {
+        _mm256_storeu_ps(out + g * 16, sum[g][0]);
+        _mm256_storeu_ps(out + g * 16 + 8, sum[g][1]);
+    }
+}
+
+enum { CODES_AT_ONCE = 64 };
+
+/* At most CODES_AT_ONCE vectors. */
+TILE bool add_some_codes(const float *p, const uint8_t *codes, int64_t stride, const float *scales, int count, int64_t n, float *out)
+{
+    float raised[CODES_AT_ONCE], finite = 0;
+    __m256i seen = _mm256_setzero_si256();
+    int64_t k = 0;
+    for (int j = 0; j < count; j++) {
+        raised[j] = scales[j] * 0x1p120f;
+        finite += raised[j] * 0.0f; /* stays 0 while all are */
+    }
+    for (; k + 64 <= n; k += 64)
+        codes_tile(p, codes + k, stride, raised, count, 4, &seen, out + k);
+    for (; k + 16 <= n; k += 16)
+        codes_tile(p, codes + k, stride, raised, count, 1, &seen, out + k);
+    for (; k < n; k++)
+        for (int j = 0; j < count; j++)
+            out[k] = __builtin_fmaf(p[j], e4m3_values[codes[j * stride + k]] * scales[j], out[k]);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, _mm256_set1_epi8((char)0xFE))) == 0 && finite == 0.0f;
+}
+
+UNCHECKED_LOOP static bool avx2_add_codes(const float *p, const uint8_t *codes, int64_t stride, const float *scales, int count, int64_t n,
+                                          float *out)
+{
+    bool numbers = true;
+    for (int j = 0, some; j < count; j += some) {
+        some = count - j < CODES_AT_ONCE ? count - j : CODES_AT_ONCE;
+        numbers = add_some_codes(p + j, codes + j * stride, stride, scales + j, some, n, out) && numbers;
+    }
+    return numbers;
+}
+
 /* The lanes of some keys, over all heads, and their folds. */
 TILE void index_tile(const float *q, int lanes, const float *weights, const float *keys, int rows, int64_t n, float *out)
 {
@@ -314,7 +387,8 @@ UNCHECKED_LOOP static void avx2_pick(const float *x, int n, float least, float s
 }
 
 const cpu_attention_kernels cpu_attention_kernels_avx2 = {
-    "avx2", avx2_pack, avx2_scores, avx2_softmax_block, avx2_weighted_sum, avx2_index_scores, avx2_range, avx2_count_buckets, avx2_pick,
+    "avx2", avx2_pack, avx2_scores, avx2_softmax_block, avx2_weighted_sum, avx2_add_codes, avx2_index_scores, avx2_range,
+    avx2_count_buckets, avx2_pick,
 };
 
 #if defined(__clang__)

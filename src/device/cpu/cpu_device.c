@@ -49,6 +49,7 @@ static void cpu_destroy(device *d)
     mem_free_lazy(c->index_scores);
     mem_free_lazy(c->draft_input);
     mem_free_lazy(c->q8);
+    mem_free_lazy(c->packed);
     dispatch_free(&c->dispatch);
     arena_free(&c->memory);
     free(c);
@@ -182,10 +183,12 @@ static bool alloc_private_memory(cpu_device *c, const device_limits *limits, err
     c->scratch_floats = scratch_floats(m, limits->max_rows, c->kernel_floats);
     size_q8(c, limits->max_rows);
     c->q8 = mem_try_alloc_lazy(c->q8_bytes);
+    c->packed_floats = 2 * cpu_f32_packed_bytes(limits->max_rows, (int64_t)widest_input(m)) / sizeof(float);
+    c->packed = mem_try_alloc_lazy(c->packed_floats * sizeof(float));
     c->index_score_floats = largest(INDEX_SCORE_FLOATS, (size_t)limits->max_context);
     c->index_scores = mem_try_alloc_lazy(c->index_score_floats * sizeof(float));
     c->draft_input = mem_try_alloc_lazy((size_t)limits->max_rows * 2 * (size_t)m->hidden_size * sizeof(float));
-    bool ok = c->index_scores && c->draft_input && c->q8;
+    bool ok = c->index_scores && c->draft_input && c->q8 && c->packed;
     for (int i = 0; i < limits->threads; i++) {
         c->scratch[i] = mem_try_alloc_lazy(c->scratch_floats * sizeof(float));
         ok = ok && c->scratch[i];

@@ -1,5 +1,5 @@
-/* The variants of the CPU device: every kernel that this CPU can run, from the tables of cpu_matmul.h, cpu_kernels.h and
- * cpu_attention_kernels.h. A new operation also needs its work in dispatch_visit and, for the tuner, a line in cpu_exercise. */
+/* The variants of the CPU device: every kernel that this CPU can run, from the tables of cpu_matmul.h and cpu_attention_kernels.h.
+ * A new operation also needs its work in dispatch_visit and, for the tuner, a line in cpu_exercise. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const char *const levels[] = {"generic", "neon"};
 #else
 static const char *const levels[] = {"generic"};
 #endif
-enum { LEVELS = sizeof levels / sizeof levels[0], VARIANTS_MOST = 2 * CPU_INPUT_COUNT * CPU_MOST_MATMULS + 4 * LEVELS };
+enum { LEVELS = sizeof levels / sizeof levels[0], VARIANTS_MOST = (2 * CPU_INPUT_COUNT + 1) * CPU_MOST_MATMULS + 3 * LEVELS };
 
 static int level_of(const char *name)
 {
@@ -47,7 +47,6 @@ static void add_variants(cpu_device *c)
     static const char *const matrix_work[] = {dispatch_linear, dispatch_experts};
     static const char *const attention_work[] = {dispatch_absorb, dispatch_attend, dispatch_index};
     const cpu_matmul *m;
-    const cpu_kernels *k;
     const cpu_attention_kernels *a;
     c->variants = arena_alloc(&c->memory, VARIANTS_MOST, sizeof *c->variants);
     c->dispatch.variants = c->variants;
@@ -55,8 +54,8 @@ static void add_variants(cpu_device *c)
         for (int i = 0; (input == CPU_INPUT_EXACT) == c->exact && (m = cpu_matmul_at((cpu_input)input, NULL, i)); i++)
             for (int w = 0; w < 2; w++)
                 add_variant(c, matrix_work[w], m->name, m->set, m->from_rows, m);
-    for (int i = 0; (k = cpu_kernels_at(i)); i++)
-        add_variant(c, dispatch_value, k->name, k->name, 1, k);
+    for (int i = 0; (m = cpu_matmul_at(c->exact ? CPU_INPUT_EXACT : CPU_INPUT_F32, NULL, i)); i++) /* whatever the weights' format */
+        add_variant(c, dispatch_value, m->name, m->set, m->from_rows, m);
     for (int i = 0; (a = cpu_attention_kernels_at(i)); i++)
         for (int w = 0; w < 3; w++)
             add_variant(c, attention_work[w], a->name, a->name, 1, a);

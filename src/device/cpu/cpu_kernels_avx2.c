@@ -6,12 +6,13 @@
  *
  * Sizes that are no multiple of 16 (a model has few) go one sum at a time. The end of such a vector is loaded with zeros behind it; a
  * zero product changes no lane but -0, which a fused sum can have and a sum of rounded products cannot. */
+#include "device/cpu/cpu_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <stdbool.h>
 
 #include "base/sanitize.h"
-#include "device/cpu/cpu_kernels.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
  * file. What is included above is compiled for any CPU. */

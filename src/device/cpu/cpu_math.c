@@ -86,29 +86,14 @@ void cpu_rotate(float *v, const float *rope, int rope_dim)
     }
 }
 
-int cpu_decode_block(const matrix *w, int64_t first, int64_t end, float *out)
-{
-    int count = end - first < CPU_COLUMN_BLOCK ? (int)(end - first) : CPU_COLUMN_BLOCK;
-    for (int i = 0; i < count; i++)
-        matrix_row(w, first + i, out + i * w->cols);
-    return count;
-}
-
-int cpu_dots_group(const cpu_kernels *k, const float *w, int columns, int64_t n, const cpu_rows *x, int first, float *y)
-{
-    const float *rows[CPU_ROW_GROUP];
-    int count = x->count - first < CPU_ROW_GROUP ? x->count - first : CPU_ROW_GROUP;
-    for (int i = 0; i < count; i++)
-        rows[i] = x->in + (size_t)(x->rows ? x->rows[first + i] : first + i) * x->stride;
-    cpu_dots(k, w, n, columns, rows, count, n, y);
-    return count;
-}
-
+/* Many rows are turned around for each task of f32 products (cpu_f32_panel.h): the wider it is, the less that costs. */
 int cpu_task_columns(const matrix *w, int rows, int threads)
 {
-    enum { TASK_BYTES = 1 << 15, TASKS_PER_THREAD = 6, MANY_ROWS = 32 };
+    enum { TASK_BYTES = 1 << 16, TASKS_PER_THREAD = 6, MANY_ROWS = 32 };
     int64_t columns = TASK_BYTES / (int64_t)format_row_bytes(w->format, w->cols), share = w->rows / (TASKS_PER_THREAD * threads);
-    columns = rows >= MANY_ROWS || columns < CPU_PANEL_COLUMNS ? CPU_PANEL_COLUMNS : columns;
+    if (rows >= MANY_ROWS)
+        columns = w->format->bits == 4 ? CPU_PANEL_COLUMNS : CPU_TASK_COLUMNS;
+    columns = columns < CPU_PANEL_COLUMNS ? CPU_PANEL_COLUMNS : columns;
     columns = columns > CPU_TASK_COLUMNS ? CPU_TASK_COLUMNS : columns;
     columns = columns > share ? share : columns;
     columns = columns < 1 ? 1 : columns;
@@ -124,7 +109,7 @@ void cpu_matmul_run(cpu_device *c, const cpu_matmul *kernel, const matrix *w, in
                     const int32_t *rows, int count, float *y, size_t y_stride, int worker)
 {
     cpu_matmul_work k = {.w = w, .first = first, .columns = columns, .x = x->x, .x_stride = x->stride * sizeof(float), .x_rows = rows,
-                         .rows = count, .y = y, .y_stride = y_stride, .scratch = c->scratch[worker]};
+                         .rows = count, .y = y, .y_stride = y_stride, .scratch = c->scratch[worker], .packed = x->packed};
     if (kernel->input == CPU_INPUT_Q8) {
         k.x = x->q8;
         k.x_stride = x->q8_stride;
@@ -193,29 +178,64 @@ static void linear_block(void *context, int index, int worker)
             out[(size_t)i * job->out_stride + (size_t)n] += y[i * columns + n];
 }
 
-/* 8-bit rows are made once for jobs that read the same ones. */
-static void prepare_part(cpu_device *c, linear_part *p, const linear_part *before, int count, size_t *used)
+typedef struct pack_task {
+    cpu_matmul_work k;
+    float *out;
+} pack_task;
+
+static void pack_block(void *context, int block, int worker)
+{
+    const pack_task *t = context;
+    (void)worker;
+    cpu_f32_pack(&t->k, block * CPU_PACK_ROWS, t->out);
+}
+
+/* What is used of the memory for prepared rows. */
+typedef struct prepared {
+    size_t q8_bytes, packed_floats;
+} prepared;
+
+static void quantize_part(cpu_device *c, linear_part *p, prepared *used)
 {
     const cpu_rows *x = &p->job->x;
-    p->x = (cpu_inputs){.x = x->in, .stride = x->stride};
-    p->rows = x->rows;
-    if (p->kernel->input != CPU_INPUT_Q8)
-        return;
-    p->rows = NULL;
-    p->x.q8_stride = cpu_q8_row_bytes(p->job->w->cols);
+    p->x.q8 = (const void *)(c->q8 + used->q8_bytes);
+    used->q8_bytes += cpu_quantize_rows(c, x->in, x->stride, x->rows, x->count, p->job->w->cols, c->q8 + used->q8_bytes);
+    assert(used->q8_bytes <= c->q8_bytes);
+}
+
+static void pack_part(cpu_device *c, linear_part *p, prepared *used)
+{
+    const cpu_rows *x = &p->job->x;
+    pack_task t = {{.w = p->job->w, .x = x->in, .x_stride = x->stride * sizeof(float), .x_rows = x->rows, .rows = x->count},
+                   c->packed + used->packed_floats};
+    p->x.packed = t.out;
+    used->packed_floats += cpu_f32_packed_bytes(x->count, p->job->w->cols) / sizeof(float);
+    assert(used->packed_floats <= c->packed_floats);
+    pool_run(c->workers, (x->count + CPU_PACK_ROWS - 1) / CPU_PACK_ROWS, pack_block, &t);
+}
+
+/* 8-bit rows, and rows turned around, are made once for jobs that read the same ones. */
+static void prepare_part(cpu_device *c, linear_part *p, const linear_part *before, int count, prepared *used)
+{
+    const cpu_rows *x = &p->job->x;
+    bool q8 = p->kernel->input == CPU_INPUT_Q8, packs = cpu_matmul_packs(p->kernel);
+    p->x = (cpu_inputs){.x = x->in, .stride = x->stride, .q8_stride = q8 ? cpu_q8_row_bytes(p->job->w->cols) : 0};
+    p->rows = q8 ? NULL : x->rows;
     for (int i = 0; i < count; i++)
-        if (before[i].x.q8 && before[i].x.x == x->in && before[i].job->x.rows == x->rows && before[i].x.q8_stride == p->x.q8_stride) {
-            p->x.q8 = before[i].x.q8;
-            return;
+        if (before[i].x.x == x->in && before[i].job->x.rows == x->rows && before[i].job->w->cols == p->job->w->cols) {
+            p->x.q8 = q8 && before[i].x.q8 ? before[i].x.q8 : p->x.q8;
+            p->x.packed = packs && before[i].x.packed ? before[i].x.packed : p->x.packed;
         }
-    p->x.q8 = (const void *)(c->q8 + *used);
-    *used += cpu_quantize_rows(c, x->in, x->stride, x->rows, x->count, p->job->w->cols, c->q8 + *used);
+    if (q8 && !p->x.q8)
+        quantize_part(c, p, used);
+    if (packs && !p->x.packed)
+        pack_part(c, p, used);
 }
 
 void cpu_linear(cpu_device *c, const cpu_linear_job *jobs, int count)
 {
     linear_task t = {.c = c};
-    size_t used = 0;
+    prepared used = {0};
     int tasks = 0;
     assert(count <= LINEAR_JOBS);
     for (int i = 0; i < count; i++) {
@@ -227,7 +247,6 @@ void cpu_linear(cpu_device *c, const cpu_linear_job *jobs, int count)
         tasks += p->tasks;
         prepare_part(c, p, t.parts, i, &used);
     }
-    assert(used <= c->q8_bytes);
     pool_run(c->workers, tasks, linear_block, &t);
 }
 

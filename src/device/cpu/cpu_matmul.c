@@ -7,6 +7,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "device/cpu/cpu_f32_panel.h"
 #include "device/cpu/cpu_matmul_loops.h"
 #include "formats/decode_kernels.h"
 
@@ -17,66 +18,151 @@ cpu_input cpu_input_of(const format *f, bool exact)
     return f->id == FORMAT_MXFP4 || f->id == FORMAT_NVFP4 ? CPU_INPUT_Q8 : CPU_INPUT_F32;
 }
 
-/* A panel of decoded columns: 16 of one byte per value with scales and lanes, or 8 of f32. */
+/* A panel of decoded columns: 16 of one byte per value with scales and lanes; or several of f32, with rows and lanes (cpu_f32_panel.h). */
 size_t cpu_matmul_scratch_bytes(int64_t cols)
 {
     size_t chunks = (size_t)cpu_q8_chunks(cols), wide = chunks * CPU_Q8_CHUNK;
     size_t q8 = CPU_PANEL_COLUMNS * (wide + wide / 16 * sizeof(float)) + (size_t)8 * CPU_PANEL_ROWS * CPU_PANEL_COLUMNS * sizeof(float);
-    size_t f32 = CPU_COLUMN_BLOCK * wide * sizeof(float);
+    size_t f32 = f32_panel_floats(cols) * sizeof(float);
     return q8 > f32 ? q8 : f32;
 }
+
+size_t cpu_f32_packed_bytes(int rows, int64_t cols)
+{
+    return (size_t)((rows + CPU_PACK_ROWS - 1) / CPU_PACK_ROWS * f32_block_floats(cols)) * sizeof(float);
+}
+
+#if defined(__x86_64__)
+bool cpu_matmul_packs(const cpu_matmul *v)
+{
+    return v->run == cpu_f32_panel_avx2 || v->run == cpu_f32_panel_avx512;
+}
+
+void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out)
+{
+    const float *x[CPU_PACK_ROWS];
+    int rows = k->rows - first < CPU_PACK_ROWS ? k->rows - first : CPU_PACK_ROWS;
+    for (int r = 0; r < rows; r++) {
+        x[r] = cpu_work_row(k, first + r);
+        touch_range(x[r], (size_t)k->w->cols * sizeof(float));
+    }
+    cpu_f32_pack_avx2(x, rows, k->w->cols, out + first / CPU_PACK_ROWS * f32_block_floats(k->w->cols));
+}
+#else
+bool cpu_matmul_packs(const cpu_matmul *v)
+{
+    (void)v;
+    return false;
+}
+
+void cpu_f32_pack(const cpu_matmul_work *k, int first, float *out)
+{
+    (void)k, (void)first, (void)out; /* no kernel asks for it */
+}
+#endif
 
 /* ---- decode to f32, then dot products ---- */
 
 typedef void (*dots_function)(const float *w, int64_t w_stride, int columns, const float *const *x, int rows, int64_t n, float *y);
 
-static void decoded_rows(const cpu_matmul_work *k, const float *decoded, int column, int columns, dots_function dots)
+enum { DECODED_ROWS = 24 };
+
+/* Row i of the work as an fp8 product wants it. */
+UNCHECKED_LOOP static void raise_row(const cpu_matmul_work *k, int i, int64_t column, float *out)
 {
-    enum { ROWS = 24 };
-    const float *x[ROWS];
-    float y[ROWS * CPU_COLUMN_BLOCK];
-    for (int first = 0, count; first < k->rows; first += count) {
-        count = k->rows - first < ROWS ? k->rows - first : ROWS;
-        for (int i = 0; i < count; i++) {
-            x[i] = cpu_work_row(k, first + i);
-            touch_range(x[i], (size_t)k->w->cols * sizeof(float));
+    const float *x = cpu_work_row(k, i);
+    for (int64_t first = 0; first < k->w->cols; first += 128) {
+        int64_t end = first + 128 < k->w->cols ? first + 128 : k->w->cols;
+        float factor = k->w->format->id == FORMAT_FP8_CHANNEL ? CPU_FP8_RAISE : cpu_fp8_scale(k->w, column, first) * CPU_FP8_RAISE;
+        for (int64_t j = first; j < end; j++)
+            out[j] = x[j] * factor;
+    }
+}
+
+/* Some rows times decoded columns, to y[row][CPU_COLUMN_BLOCK]. */
+static void decoded_dots(const cpu_matmul_work *k, const float *decoded, int first, int rows, int columns, dots_function dots, float *y)
+{
+    const float *x[DECODED_ROWS];
+    for (int i = 0; i < rows; i++) {
+        x[i] = cpu_work_row(k, first + i);
+        touch_range(x[i], (size_t)k->w->cols * sizeof(float));
+    }
+    dots(decoded, k->w->cols, columns, x, rows, k->w->cols, y);
+}
+
+/* The same with fp8 weights, whose columns share their blocks. */
+static void fp8_dots(const cpu_matmul_work *k, float *decoded, int first, int rows, int64_t column, int columns, dots_function dots,
+                     float *y)
+{
+    const float *raised = decoded + CPU_COLUMN_BLOCK * k->w->cols;
+    for (int i = 0; i < rows; i++) {
+        touch_range(cpu_work_row(k, first + i), (size_t)k->w->cols * sizeof(float));
+        raise_row(k, first + i, column, decoded + CPU_COLUMN_BLOCK * k->w->cols);
+        dots(decoded, k->w->cols, columns, &raised, 1, k->w->cols, y + i * CPU_COLUMN_BLOCK);
+        for (int c = 0; c < columns; c++) {
+            float factor = k->w->format->id == FORMAT_FP8_CHANNEL ? cpu_fp8_scale(k->w, column + c, 0) * CPU_FP8_RAISE : CPU_FP8_RAISE;
+            y[i * CPU_COLUMN_BLOCK + c] = y[i * CPU_COLUMN_BLOCK + c] * factor + 0.0f;
         }
-        dots(decoded, k->w->cols, columns, x, count, k->w->cols, y);
+    }
+}
+
+static void decoded_rows(const cpu_matmul_work *k, float *decoded, int column, int columns, bool fp8, dots_function dots)
+{
+    float y[DECODED_ROWS * CPU_COLUMN_BLOCK];
+    for (int first = 0, count; first < k->rows; first += count) {
+        count = k->rows - first < DECODED_ROWS ? k->rows - first : DECODED_ROWS;
+        if (fp8)
+            fp8_dots(k, decoded, first, count, k->first + column, columns, dots, y);
+        else
+            decoded_dots(k, decoded, first, count, columns, dots, y);
         for (int i = 0; i < count; i++)
             memcpy(k->y + (size_t)(first + i) * k->y_stride + column, y + i * CPU_COLUMN_BLOCK, (size_t)columns * sizeof *y);
     }
 }
 
-static void decoded_run(const cpu_matmul_work *k, dots_function dots)
+/* An fp8 row as its bits moved. */
+static void lowered_row(const matrix *w, int64_t row, float *out)
+{
+    for (int64_t i = 0; i < w->cols; i++)
+        out[i] = e4m3_values[w->data[row * w->cols + i]] * CPU_FP8_LOWER;
+}
+
+static void decoded_run(const cpu_matmul_work *k, bool exact, dots_function dots)
 {
     float *decoded = k->scratch;
+    bool fp8 = !exact && cpu_is_fp8(k->w);
     for (int c = 0, columns; c < k->columns; c += columns) {
+        int in_block = 128 - (int)((k->first + c) % 128);
         columns = k->columns - c < CPU_COLUMN_BLOCK ? k->columns - c : CPU_COLUMN_BLOCK;
+        columns = columns < in_block ? columns : in_block;
         for (int i = 0; i < columns; i++)
-            matrix_row(k->w, k->first + c + i, decoded + i * k->w->cols);
-        decoded_rows(k, decoded, c, columns, dots);
+            if (fp8)
+                lowered_row(k->w, k->first + c + i, decoded + i * k->w->cols);
+            else
+                matrix_row(k->w, k->first + c + i, decoded + i * k->w->cols);
+        decoded_rows(k, decoded, c, columns, fp8, dots);
     }
 }
 
 static void exact_generic(const cpu_matmul_work *k)
 {
-    decoded_run(k, cpu_kernels_generic.dots);
+    decoded_run(k, true, cpu_kernels_generic.dots);
 }
 
 static void fused_generic(const cpu_matmul_work *k)
 {
-    decoded_run(k, cpu_kernels_generic.dots_fused);
+    decoded_run(k, false, cpu_kernels_generic.dots_fused);
 }
 
 #if defined(__x86_64__)
 static void exact_avx2(const cpu_matmul_work *k)
 {
-    decoded_run(k, cpu_kernels_avx2.dots);
+    decoded_run(k, true, cpu_kernels_avx2.dots);
 }
 
 void cpu_matmul_decoded_fused(const cpu_matmul_work *k)
 {
-    decoded_run(k, cpu_kernels_avx2.dots_fused);
+    decoded_run(k, false, cpu_kernels_avx2.dots_fused);
 }
 #endif
 
@@ -171,7 +257,6 @@ const cpu_matmul cpu_matmul_generic[] = {
 #if defined(__x86_64__)
 static const cpu_matmul avx2_decoded[] = {
     {"avx2 3x2", "avx2", CPU_INPUT_EXACT, 1, exact_avx2},
-    {"avx2 3x2", "avx2", CPU_INPUT_F32, 16, cpu_matmul_decoded_fused},
     {0},
 };
 #endif
@@ -213,10 +298,10 @@ const cpu_matmul *cpu_matmul_at(cpu_input input, const char *set, int index)
 int cpu_matmul_by_rule(cpu_input input, const char *set, int rows)
 {
     int best = 0;
-    const cpu_matmul *v, *first = cpu_matmul_at(input, set, 0);
-    for (int i = 0, from = 0; (v = cpu_matmul_at(input, set, i)) && strcmp(v->set, first->set) == 0; i++)
-        if (v->from_rows <= rows && v->from_rows > from) {
-            from = v->from_rows;
+    const cpu_matmul *v, *found = NULL;
+    for (int i = 0; (v = cpu_matmul_at(input, set, i)); i++)
+        if (v->from_rows > 0 && v->from_rows <= rows && (!found || (strcmp(v->set, found->set) == 0 && v->from_rows > found->from_rows))) {
+            found = v;
             best = i;
         }
     return best;

@@ -1,4 +1,4 @@
-/* The matrix kernels for CPUs with AVX2 and FMA.
+/* The matrix kernels for CPUs with AVX2 and FMA: 4-bit weights and 8-bit rows. Those of the other formats are in cpu_matmul_f32_avx2.c.
  *
  * Stream: for few rows. A column is read once, 128 packed bytes (one chunk) at a time, and decoded in registers: a byte shuffle looks
  * up 12 + twice the e2m1 value, which has no sign, as the multiplication of bytes wants it; the bias of the row takes the 12 back.
@@ -14,10 +14,11 @@
  *
  * One lane's part of the panel stays in the first cache while the rows pass. Sums of 16-bit numbers may wrap: with the bias in, the
  * result of a block is at most 16 * 12 * 127. */
+#include "device/cpu/cpu_matmul.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "device/cpu/cpu_matmul.h"
 #include "device/cpu/cpu_matmul_loops.h"
 
 /* An extension of both compilers, each with its own spelling: the instruction set is chosen per function, without flags per
@@ -170,16 +171,16 @@ CPU_LOOP void transpose_words(__m256i v[8])
 }
 
 /* Where a word of a block lies; word 0 .. 3 even values, 4 .. 7 odd ones. */
-CPU_LOOP uint8_t *panel_word(const panel *p, int64_t block, int word)
+CPU_LOOP uint8_t *panel_word(const panel *p, bool mx, int64_t block, int word)
 {
-    int per = p->units_per_block, words = 4 / per; /* even words of a unit */
+    int per = mx ? 1 : 2, words = 4 / per; /* even words of a unit */
     int64_t unit = block * per + word % 4 / words;
     int64_t at = unit % 8 * p->lane_units + unit / 8;
     return p->bytes + (at * 2 * words + word / 4 * words + word % words) * WORD_BYTES;
 }
 
 /* Two blocks (32 bytes of codes) of eight columns. */
-CPU_LOOP void panel_blocks(const panel *p, const q8_column *columns, int64_t codes_at, int64_t block, int half)
+CPU_LOOP void panel_blocks(const panel *p, bool mx, const q8_column *columns, int64_t codes_at, int64_t block, int half)
 {
     __m256i even[8], odd[8];
     for (int c = 0; c < 8; c++) {
@@ -190,8 +191,8 @@ CPU_LOOP void panel_blocks(const panel *p, const q8_column *columns, int64_t cod
     transpose_words(even);
     transpose_words(odd);
     for (int i = 0; i < 8; i++) {
-        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, block + i / 4, i % 4) + half * 32), even[i]);
-        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, block + i / 4, 4 + i % 4) + half * 32), odd[i]);
+        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, mx, block + i / 4, i % 4) + half * 32), even[i]);
+        _mm256_storeu_si256((__m256i *)(void *)(panel_word(p, mx, block + i / 4, 4 + i % 4) + half * 32), odd[i]);
     }
 }
 
@@ -213,7 +214,7 @@ CPU_LOOP void panel_chunk(const panel *p, const q8_column *columns, int64_t at, 
 {
     q8_column moved[8];
     for (int b = 0; b < CPU_Q8_BLOCKS; b += 2)
-        panel_blocks(p, columns, at * 128 + b * 16, chunk * CPU_Q8_BLOCKS + b, half);
+        panel_blocks(p, mx, columns, at * 128 + b * 16, chunk * CPU_Q8_BLOCKS + b, half);
     for (int i = 0; i < (mx ? 1 : 2); i++) {
         for (int c = 0; c < 8; c++)
             moved[c] = (q8_column){columns[c].codes, columns[c].scales + (at * (mx ? 1 : 2) + i) * 8};
@@ -303,11 +304,13 @@ CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x
 CPU_LOOP void panel_rows(const cpu_matmul_work *k, const panel *p, bool mx, int tile, int first, int rows, int column, int columns)
 {
     const char *x[CPU_PANEL_ROWS];
+    panel_ahead ahead = panel_ahead_of(k, first, rows, column);
     for (int r = 0; r < rows; r++)
         x[r] = cpu_work_row(k, first + r);
     for (int lane = 0; lane < 8; lane++) {
         float *out = p->lanes + (mx ? cpu_q8_place(lane) : cpu_q8_half_place(lane)) * CPU_PANEL_ROWS * CPU_PANEL_COLUMNS;
         int r = 0;
+        prefetch_panel(&ahead, lane);
         for (; r + tile <= rows; r += tile)
             panel_lane(p, mx, lane, x + r, tile, out + r * CPU_PANEL_COLUMNS);
         for (; r + 2 <= rows; r += 2)
@@ -348,140 +351,9 @@ UNCHECKED_LOOP static void q8_panel_3(const cpu_matmul_work *k)
         panel_all(k, false, 3);
 }
 
-/* ---- f32, bf16 and fp8 weights with f32 rows ---- */
-
-/* Eight e4m3 codes out of 16 that are in both halves. A code, its exponent and mantissa moved to where an f32 has them, is the value
- * times 2^-120. */
-CPU_LOOP __m256 e4m3_weights(__m256i codes, int half, __m256 scale)
-{
-    const __m256i first = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4, -1, -1, -1, 5, -1, -1,
-                                           -1, 6, -1, -1, -1, 7);
-    const __m256i second = _mm256_setr_epi8(-1, -1, -1, 8, -1, -1, -1, 9, -1, -1, -1, 10, -1, -1, -1, 11, -1, -1, -1, 12, -1, -1, -1, 13,
-                                            -1, -1, -1, 14, -1, -1, -1, 15);
-    __m256i word = _mm256_srai_epi32(_mm256_shuffle_epi8(codes, half == 0 ? first : second), 4);
-    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(word, _mm256_set1_epi32((int)0x87F00000u))), scale);
-}
-
-/* 16 weights; seen gathers the largest e4m3 magnitude. */
-CPU_LOOP void f32_weights(format_id id, const uint8_t *data, int64_t at, __m256 scale, __m256i *seen, __m256 out[2])
-{
-    if (id == FORMAT_FP8_BLOCK) {
-        __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(data + at)));
-        *seen = _mm256_max_epu8(*seen, _mm256_and_si256(codes, _mm256_set1_epi8(0x7F)));
-        out[0] = e4m3_weights(codes, 0, scale);
-        out[1] = e4m3_weights(codes, 1, scale);
-        return;
-    }
-    for (int half = 0; half < 2; half++, at += 8)
-        if (id == FORMAT_F32)
-            out[half] = _mm256_loadu_ps((const float *)(const void *)(data + 4 * at));
-        else
-            out[half] = _mm256_castsi256_ps(
-                _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(data + 2 * at))), 16));
-}
-
-/* The scale of an e4m3 weight times 2^120. */
-CPU_LOOP float raised_scale(const matrix *w, int64_t row, int64_t col)
-{
-    float scale;
-    int64_t at = w->format->id == FORMAT_FP8_CHANNEL ? row : row / 128 * ((w->cols + 127) / 128) + col / 128;
-    memcpy(&scale, w->scales + at * 4, sizeof scale);
-    return scale * 0x1p120f;
-}
-
-/* Columns first .. of some rows over whole groups of 16 values. False: there is a weight or a scale that this cannot decode. */
-CPU_LOOP bool f32_tile(const matrix *w, format_id id, int64_t first, int columns, const float *const *x, int rows, float *y,
-                       size_t y_stride)
-{
-    bool fp8 = id == FORMAT_FP8_BLOCK;
-    size_t row_bytes = format_row_bytes(w->format, w->cols);
-    const uint8_t *data = w->data + (size_t)first * row_bytes;
-    __m256 sum[MOST_ROWS * 2][2], scale[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    __m256i largest = _mm256_setzero_si256();
-    float largest_scale = 0;
-    for (int i = 0; i < rows * columns; i++)
-        sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-    for (int64_t block = 0; block < w->cols; block += 128) {
-        int64_t end = block + 128 < w->cols ? block + 128 : w->cols, bytes = id == FORMAT_F32 ? 4 : id == FORMAT_BF16 ? 2 : 1;
-        for (int64_t next = 0; next < 128 * bytes * columns; next += 64) /* the same part of the columns that come next */
-            _mm_prefetch((const char *)data + (size_t)columns * row_bytes + (size_t)(block * bytes * columns + next), _MM_HINT_T0);
-        for (int c = 0; fp8 && c < columns; c++) {
-            float raised = raised_scale(w, first + c, block);
-            scale[c] = _mm256_set1_ps(raised);
-            largest_scale += raised * 0.0f; /* stays 0 while all are finite */
-        }
-        for (int64_t k = block; k < end; k += 16)
-            for (int c = 0; c < columns; c++) {
-                __m256 weights[2];
-                f32_weights(id, data + (size_t)c * row_bytes, k, scale[c], &largest, weights);
-                for (int r = 0; r < rows; r++) {
-                    sum[r * columns + c][0] = _mm256_fmadd_ps(weights[0], _mm256_loadu_ps(x[r] + k), sum[r * columns + c][0]);
-                    sum[r * columns + c][1] = _mm256_fmadd_ps(weights[1], _mm256_loadu_ps(x[r] + k + 8), sum[r * columns + c][1]);
-                }
-            }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++)
-            y[(size_t)r * y_stride + (size_t)c] = fold(_mm256_add_ps(sum[r * columns + c][0], sum[r * columns + c][1]));
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, _mm256_set1_epi8(0x7F))) == 0 && largest_scale == 0.0f;
-}
-
-/* Columns that need a decoder which knows all codes. */
-static void f32_decoded(const cpu_matmul_work *k, int first_row, int rows, int column, int columns)
-{
-    cpu_matmul_work part = *k;
-    int32_t which[MOST_ROWS];
-    for (int r = 0; r < rows; r++)
-        which[r] = k->x_rows ? k->x_rows[first_row + r] : first_row + r;
-    part.first += column;
-    part.columns = columns;
-    part.rows = rows;
-    part.x_rows = which;
-    part.y += (size_t)first_row * k->y_stride + (size_t)column;
-    cpu_matmul_decoded_fused(&part);
-}
-
-CPU_LOOP void f32_rows(const cpu_matmul_work *k, format_id id, int first, int rows, int columns)
-{
-    const float *x[MOST_ROWS];
-    for (int r = 0; r < rows; r++)
-        x[r] = cpu_work_row(k, first + r);
-    float *y = k->y + (size_t)first * k->y_stride;
-    int c = 0;
-    for (; c + columns <= k->columns; c += columns)
-        if (!f32_tile(k->w, id, k->first + c, columns, x, rows, y + c, k->y_stride))
-            f32_decoded(k, first, rows, c, columns);
-    for (; c < k->columns; c++)
-        if (!f32_tile(k->w, id, k->first + c, 1, x, rows, y + c, k->y_stride))
-            f32_decoded(k, first, rows, c, 1);
-}
-
-CPU_LOOP void f32_all(const cpu_matmul_work *k, format_id id)
-{
-    int first = 0;
-    for (; first + 4 <= k->rows; first += 4)
-        f32_rows(k, id, first, 4, 1);
-    for (; first + 2 <= k->rows; first += 2)
-        f32_rows(k, id, first, 2, 2);
-    if (first < k->rows)
-        f32_rows(k, id, first, 1, 2);
-}
-
-UNCHECKED_LOOP static void f32_stream(const cpu_matmul_work *k)
-{
-    touch_work(k, (size_t)k->w->cols * sizeof(float));
-    if (k->w->cols % 16 != 0)
-        cpu_matmul_decoded_fused(k);
-    else if (k->w->format->id == FORMAT_F32)
-        f32_all(k, FORMAT_F32);
-    else if (k->w->format->id == FORMAT_BF16)
-        f32_all(k, FORMAT_BF16);
-    else
-        f32_all(k, FORMAT_FP8_BLOCK);
-}
-
 const cpu_matmul cpu_matmul_avx2[] = {
-    {"avx2 stream", "avx2", CPU_INPUT_F32, 1, f32_stream},
+    {"avx2 stream", "avx2", CPU_INPUT_F32, 1, cpu_f32_stream_avx2},
+    {"avx2 6x16 panel", "avx2", CPU_INPUT_F32, 32, cpu_f32_panel_avx2},
     {"avx2 stream", "avx2", CPU_INPUT_Q8, 1, q8_stream},
     {"avx2 3x16 panel", "avx2", CPU_INPUT_Q8, 16, q8_panel_3},
     {"avx2 2x16 panel", "avx2", CPU_INPUT_Q8, 0, q8_panel_2},

@@ -1,12 +1,14 @@
-/* The matrix kernels for CPUs with AVX-512 VNNI: 4-bit weights and 8-bit rows.
+/* The matrix kernels for CPUs with AVX-512 VNNI: 4-bit weights and 8-bit rows, and the panels of the other formats.
  *
- * As in cpu_matmul_avx2.c, with one instruction for four products and their sum, and the 16 columns of a panel in one register. Weights
+ * As in cpu_matmul_avx2.c and cpu_matmul_f32_avx2.c, with one instruction for four products and their sum, and the 16 columns of a
+ * panel in one register. Weights
  * have 12 added, as the instruction wants one factor without sign; the bias of the row, two halves that are added, takes it back. Tests
  * compile this file with the 512-bit instructions written out (tests/unit/avx512_emulated.h), for machines that have none. */
+#include "device/cpu/cpu_f32_panel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "device/cpu/cpu_matmul.h"
 #include "device/cpu/cpu_matmul_loops.h"
 
 #if defined(CPU_MATMUL_EMULATED)
@@ -163,11 +165,13 @@ CPU_LOOP void panel_lane(const panel *p, bool mx, int lane, const char *const *x
 CPU_LOOP void panel_rows(const cpu_matmul_work *k, const panel *p, bool mx, int first, int rows, int column, int columns)
 {
     const char *x[CPU_PANEL_ROWS];
+    panel_ahead ahead = panel_ahead_of(k, first, rows, column);
     for (int r = 0; r < rows; r++)
         x[r] = cpu_work_row(k, first + r);
     for (int lane = 0; lane < 8; lane++) {
         float *out = p->lanes + (mx ? cpu_q8_place(lane) : cpu_q8_half_place(lane)) * CPU_PANEL_ROWS * CPU_PANEL_COLUMNS;
         int r = 0;
+        prefetch_panel(&ahead, lane);
         for (; r + PANEL_TILE <= rows; r += PANEL_TILE)
             panel_lane(p, mx, lane, x + r, PANEL_TILE, out + r * CPU_PANEL_COLUMNS);
         for (; r < rows; r++)
@@ -198,9 +202,59 @@ UNCHECKED_LOOP static void q8_panel(const cpu_matmul_work *k)
         panel_all(k, false);
 }
 
+/* ---- panels of f32 values ---- */
+
+enum { F32_TILE = 12 };
+
+/* One lane of 12 rows and one or two panels. */
+CPU_LOOP void f32_tile(const float *const *w, int panels, const float *x, int64_t steps, float *out)
+{
+    __m512 sum[F32_TILE][2];
+    for (int r = 0; r < F32_TILE; r++)
+        for (int i = 0; i < panels; i++)
+            sum[r][i] = _mm512_setzero_ps();
+    for (int64_t step = 0; step < steps; step++) {
+        __m512 weights[2];
+        for (int i = 0; i < panels; i++)
+            weights[i] = _mm512_loadu_ps(w[i] + step * CPU_PANEL_COLUMNS);
+        for (int r = 0; r < F32_TILE; r++) {
+            __m512 in = _mm512_set1_ps(x[step * F32_ROWS + r]);
+            for (int i = 0; i < panels; i++)
+                sum[r][i] = _mm512_fmadd_ps(in, weights[i], sum[r][i]);
+        }
+    }
+    for (int i = 0; i < panels; i++)
+        for (int r = 0; r < F32_TILE; r++)
+            _mm512_storeu_ps(out + i * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS, sum[r][i]);
+}
+
+UNCHECKED_LOOP static void f32_panel_sums(const f32_panel *p, const f32_rows *in, int rows, int panels)
+{
+    for (int lane = 0; lane < F32_LANES; lane++) {
+        const float *packed = cpu_f32_lane_avx2(p, in, lane);
+        for (int i = 0; i < panels; i += 2)
+            for (int r = 0; r < rows; r += F32_TILE) {
+                const float *w[2] = {p->weights + (i * F32_LANES + lane) * p->weight_lane,
+                                     p->weights + ((i + 1) * F32_LANES + lane) * p->weight_lane};
+                const float *x = packed + r;
+                float *out = p->lanes + (lane * F32_PANELS + i) * F32_PANEL_SUMS + r * CPU_PANEL_COLUMNS;
+                if (i + 1 < panels)
+                    f32_tile(w, 2, x, p->steps, out);
+                else
+                    f32_tile(w, 1, x, p->steps, out);
+            }
+    }
+}
+
+void cpu_f32_panel_avx512(const cpu_matmul_work *k)
+{
+    cpu_f32_panel_run(k, f32_panel_sums);
+}
+
 const cpu_matmul cpu_matmul_avx512[] = {
     {"avx512vnni stream", "avx512vnni", CPU_INPUT_Q8, 1, q8_stream},
     {"avx512vnni 6x16 panel", "avx512vnni", CPU_INPUT_Q8, 16, q8_panel},
+    {"avx512vnni 12x32 panel", "avx512vnni", CPU_INPUT_F32, 32, cpu_f32_panel_avx512},
     {0},
 };
 

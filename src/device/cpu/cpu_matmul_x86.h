@@ -60,7 +60,6 @@ enum { WORD_BYTES = 4 * CPU_PANEL_COLUMNS };
 typedef struct panel {
     uint8_t *bytes;
     float *scales, *lanes;
-    int units_per_block;  /* 1 in mxfp4, 2 in nvfp4 */
     int64_t units;        /* with scales: blocks of weights */
     int64_t lane_units;   /* room for the units of a lane */
 } panel;
@@ -68,9 +67,9 @@ typedef struct panel {
 CPU_LOOP panel panel_of(const cpu_matmul_work *k, bool mx)
 {
     int64_t chunks = cpu_q8_chunks(k->w->cols);
-    panel p = {.bytes = k->scratch, .units_per_block = mx ? 1 : 2};
+    panel p = {.bytes = k->scratch};
     p.units = k->w->cols / (mx ? MXFP4_BLOCK : NVFP4_BLOCK);
-    p.lane_units = chunks * p.units_per_block;
+    p.lane_units = chunks * (mx ? 1 : 2); /* units of a block */
     p.scales = (float *)(void *)(p.bytes + chunks * CPU_Q8_CHUNK * CPU_PANEL_COLUMNS);
     p.lanes = p.scales + chunks * (CPU_Q8_CHUNK / NVFP4_BLOCK) * CPU_PANEL_COLUMNS;
     return p;
@@ -95,6 +94,27 @@ CPU_LOOP unit_place place_of(bool mx, int lane, int64_t step)
     return (unit_place){chunk + group * 128 + (size_t)lane * 8,
                         chunk + offsetof(cpu_q8, scales) + (size_t)cpu_q8_place((int)block) * sizeof(float),
                         chunk + offsetof(cpu_q8, half_bias) + (group * 8 + (size_t)cpu_q8_half_place(lane)) * 4};
+}
+
+/* The part of the next panel's codes, which follow in memory, to ask for while some rows pass. */
+typedef struct panel_ahead {
+    const char *codes;
+    size_t lane_bytes; /* while one lane is summed */
+} panel_ahead;
+
+CPU_LOOP panel_ahead panel_ahead_of(const cpu_matmul_work *k, int first, int rows, int column)
+{
+    size_t row_bytes = (size_t)k->w->cols / 2, all = CPU_PANEL_COLUMNS * row_bytes, total = (size_t)k->rows;
+    size_t from = all * (size_t)first / total / 64 * 64, to = all * (size_t)(first + rows) / total;
+    const uint8_t *next = k->w->data + (size_t)(k->first + column + CPU_PANEL_COLUMNS) * row_bytes;
+    return (panel_ahead){(const char *)next + from, (to - from + 7) / 8};
+}
+
+CPU_LOOP void prefetch_panel(const panel_ahead *a, int lane)
+{
+    size_t first = a->lane_bytes * (size_t)lane / 64 * 64, end = a->lane_bytes * (size_t)(lane + 1);
+    for (; first < end; first += 64)
+        _mm_prefetch(a->codes + first, _MM_HINT_T1);
 }
 
 /* The lanes of a row to its results, eight columns at a time. */

@@ -56,7 +56,7 @@ static void down_block(void *context, int block, int worker)
     for (int j = 0; j < t->count; j++) {
         const cpu_expert_job *job = &t->jobs[j];
         int64_t wide = job->w->down.cols;
-        cpu_inputs act = {job->act, (size_t)wide, job->act_q8, cpu_q8_row_bytes(wide)};
+        cpu_inputs act = {job->act, (size_t)wide, job->act_q8, cpu_q8_row_bytes(wide), NULL};
         const cpu_matmul *kernel = cpu_matmul_for(t->c, dispatch_experts, &job->w->down, job->count);
         cpu_matmul_run(t->c, kernel, &job->w->down, first, columns, &act, NULL, job->count, y, (size_t)columns, worker);
         for (int i = 0; i < job->count; i++) {
