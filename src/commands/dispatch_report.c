@@ -106,10 +106,13 @@ static json_t *row_json(const dispatch_row *r)
 json_t *dispatch_report_json(const dispatch_table *t)
 {
     dispatch_counts c = dispatch_count(t);
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *names = json_array();
+    const char *name;
+    for (int i = 0; (name = dispatch_kernels_name(t, i)); i++)
+        json_array_append_new(names, json_string(name));
     for (int i = 0; i < t->count; i++)
         json_array_append_new(rows, row_json(&t->rows[i]));
-    return json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:o}", "device", t->device_name, "table",
+    return json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:o, s:o}", "device", t->device_name, "table",
                      t->tuned_path[0] ? t->tuned_path : NULL, "forced", t->forced[0] ? t->forced : NULL, "shapes", c.shapes, "tuned",
-                     c.tuned, "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "rows", rows);
+                     c.tuned, "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "kernels", names, "rows", rows);
 }

@@ -8,7 +8,6 @@
 #include "base/random.h"
 #include "engine/engine.h"
 
-#define NANO SOURCE_DIR "/models/nano"
 
 enum { CONTEXT = 1024, PROMPT = 200 };
 
@@ -851,7 +850,7 @@ static void test_thread(void **state)
 static int open_lab(void **state)
 {
     (void)state;
-    lab = rig_open_as(NANO, KV_BF16, 2, CONTEXT, false, NULL);
+    lab = rig_open_as(any_model(), KV_BF16, 2, CONTEXT, false, NULL);
     return 0;
 }
 
@@ -876,5 +875,5 @@ int main(int count, char **arguments)
         cmocka_unit_test(test_flush_is_counted),  cmocka_unit_test(test_impossible_options), cmocka_unit_test(test_edges),
         cmocka_unit_test(test_whole_prompt_cached), cmocka_unit_test(test_thread),
     };
-    return cmocka_run_group_tests(tests, open_lab, close_lab);
+    return golden_main(tests, MODE_FAST, open_lab, close_lab);
 }
