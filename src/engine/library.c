@@ -120,8 +120,8 @@ static bool check_kernels(drawbridge *d, const drawbridge_options *o, error *err
         first++;
     text shape = {0};
     dispatch_describe(&t->rows[first].key, &shape);
-    error_set(err, ERROR_DEVICE, "options.require_tuned: %d of %d shapes have no tuned kernel for %s in %s, the first is %s; run drawbridge "
-              "tune on this machine", heuristic, t->count, t->device_name, o->tuned, shape.data);
+    error_set(err, ERROR_DEVICE, "options.require_tuned: %d of %d shapes have no tuned kernel for %s in %s, the first is %s; run "
+              "drawbridge tune on this machine", heuristic, t->count, t->device_name, o->tuned, shape.data);
     text_free(&shape);
     return false;
 }

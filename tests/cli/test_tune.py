@@ -161,7 +161,8 @@ class Tune(Case):
         for options in (["--exact"], ["--kv-dtype", "fp8"]):
             done = run(*ANSWER, *options, "--tuned", self.folder, "--require-tuned")
             self.assertIn(f'run "drawbridge tune --threads 1 {" ".join(options)} --tuned {self.folder}"'.encode(), done.stderr)
-        done = run("logits", "--tokens", self.file("ids", "7 " * 600), "--out", "x", "--chunk", "300", "--tuned", self.folder, "--require-tuned")
+        done = run("logits", "--tokens", self.file("ids", "7 " * 600), "--out", "x", "--chunk", "300", "--tuned", self.folder,
+                   "--require-tuned")
         self.assertIn(f'run "drawbridge tune --tuned {self.folder} --rows 1,4,16,64,256,300"'.encode(), done.stderr)
 
     def test_exact_has_a_table_of_its_own(self):

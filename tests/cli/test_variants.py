@@ -54,8 +54,8 @@ class Variants(Case):
     def test_modes_have_names_of_their_own(self):
         fast, exact = self.names(SOURCE / "models/nano"), self.names(SOURCE / "models/nano", "--exact")
         for name in set(fast) ^ set(exact):
-            self.refuse(2, f'there are no kernels "{name}" on this machine; there are "generic"', "inspect", "--dispatch", "--kernels", name,
-                        *(["--exact"] if name in fast else []))
+            self.refuse(2, f'there are no kernels "{name}" on this machine; there are "generic"', "inspect", "--dispatch", "--kernels",
+                        name, *(["--exact"] if name in fast else []))
 
 
 if __name__ == "__main__":
