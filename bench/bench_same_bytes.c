@@ -2,7 +2,9 @@
  * cache hits, forced preemption, cancelled neighbours, speculation off, 1, 3, 5 and auto, on 1 and 2 threads. Tokens and log-probabilities
  * are compared bit for bit; one difference is a failure.
  *
- *     bench_same_bytes [REQUESTS [SEED [MODEL]]]        500 requests by default; the tests run a smaller number */
+ *     bench_same_bytes [REQUESTS [SEED [MODEL [KERNELS]]]]      500 requests by default; the tests run a smaller number
+ *
+ * KERNELS is a name as of --kernels, or "all": each of this machine's in turn. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,14 +250,12 @@ static int run_setting(lab *l, const setting *set)
     return wrong;
 }
 
-static void open_lab(lab *l, const char *path)
+/* kernels NULL: free choice */
+static void open_devices(lab *l, const char *path, const char *kernels)
 {
     error err = {0};
-    l->model = model_open(path, &err);
-    if (!l->model)
-        fail(path, err.text);
     for (int i = 0; i < 2; i++) {
-        device_limits limits = {.kv = KV_BF16, .threads = i + 1, .max_rows = ROWS, .max_context = CONTEXT};
+        device_limits limits = {.kv = KV_BF16, .threads = i + 1, .max_rows = ROWS, .max_context = CONTEXT, .kernels = kernels};
         l->devices[i] = cpu_device_create(l->model, &limits, &err);
         l->forwards[i] = l->devices[i] ? forward_create(l->devices[i], ROWS, ROWS, &err) : NULL;
         if (!l->forwards[i])
@@ -263,14 +263,37 @@ static void open_lab(lab *l, const char *path)
     }
 }
 
-static void close_lab(lab *l)
+static void close_devices(lab *l)
 {
     for (int i = 0; i < 2; i++) {
         forward_destroy(l->forwards[i]);
         l->devices[i]->ops->destroy(l->devices[i]);
     }
-    model_close(l->model);
-    free(l->jobs);
+}
+
+/* Everything with one choice of kernels; returns the differences. */
+static int run_kernels(lab *l, const char *path, const char *kernels)
+{
+    int wrong = 0;
+    open_devices(l, path, kernels);
+    for (int i = 0; i < l->count; i++)
+        l->jobs[i].answer_count = 0;
+    answer_all_alone(l);
+    if (kernels)
+        printf("kernels: %s\n", kernels);
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
+        wrong += run_setting(l, &settings[i]);
+    close_devices(l);
+    return wrong;
+}
+
+/* The i-th name of kernels; the names are static. */
+static const char *kernels_name(lab *l, const char *path, int i)
+{
+    open_devices(l, path, NULL);
+    const char *name = dispatch_kernels_name(l->devices[0]->dispatch, i);
+    close_devices(l);
+    return name;
 }
 
 int main(int count, char **arguments)
@@ -278,18 +301,25 @@ int main(int count, char **arguments)
     lab l = {.count = count > 1 ? atoi(arguments[1]) : 500, .seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1};
     if (l.count < 1 || l.count > 100000)
         fail("REQUESTS", "expected a number from 1 to 100000");
-    open_lab(&l, count > 3 ? arguments[3] : SOURCE_DIR "/models/nano");
+    const char *path = count > 3 ? arguments[3] : SOURCE_DIR "/models/nano", *kernels = count > 4 ? arguments[4] : NULL, *name;
+    error err = {0};
+    l.model = model_open(path, &err);
+    if (!l.model)
+        fail(path, err.text);
     l.jobs = mem_alloc((size_t)l.count, sizeof *l.jobs);
     for (int i = 0; i < l.count; i++) {
         make_prompt(&l, &l.jobs[i]);
         make_params(&l, &l.jobs[i]);
     }
-    answer_all_alone(&l);
     printf("%d requests, seed %llu; differences from the same request alone:\n", l.count, (unsigned long long)l.seed);
     int wrong = 0;
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
-        wrong += run_setting(&l, &settings[i]);
+    if (kernels && strcmp(kernels, "all") == 0)
+        for (int i = 0; (name = kernels_name(&l, path, i)); i++)
+            wrong += run_kernels(&l, path, name);
+    else
+        wrong = run_kernels(&l, path, kernels);
     printf("%s: %d differences\n", wrong ? "FAILED" : "passed", wrong);
-    close_lab(&l);
+    model_close(l.model);
+    free(l.jobs);
     return wrong ? 1 : 0;
 }

@@ -54,6 +54,10 @@ typedef struct drawbridge_options {
     const char *speculation;  /* "off", "1" .. "8", "auto"; the output is the same */
     bool prefix_cache;        /* keep computed prefixes for requests that begin alike */
     const char *chat_format;  /* NULL: recognised from the model's files */
+    bool exact;               /* compute as HF transformers does in float32; needs DRAWBRIDGE_KV_F32 */
+    const char *tuned;        /* directory of the tables that `drawbridge tune` wrote; NULL: none, kernels are chosen by rule */
+    bool require_tuned;       /* refuse to open unless every shape of the model is in the table */
+    const char *kernels;      /* for tests: kernels to be used wherever there are any, "generic"; tables are then not read. NULL: free */
     /* Called by the engine's thread when events are waiting, for programs with a loop of their own; must be quick. NULL: none */
     void (*notify)(void *context);
     void *notify_context;
@@ -64,6 +68,9 @@ DRAWBRIDGE_API drawbridge_options drawbridge_options_defaults(void);
 /* Opens a model directory and starts its engine. options NULL: the defaults. */
 DRAWBRIDGE_API drawbridge *drawbridge_open(const char *directory, const drawbridge_options *options, drawbridge_error *err);
 DRAWBRIDGE_API void drawbridge_close(drawbridge *d); /* ends what is running; NULL is allowed */
+
+/* Where the kernels come from: "117 shapes, 110 tuned, 7 heuristic". Lives as long as d. */
+DRAWBRIDGE_API const char *drawbridge_kernels(const drawbridge *d);
 
 /* ---- text and tokens ---- */
 

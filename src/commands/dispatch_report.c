@@ -24,27 +24,27 @@ static int untuned_shapes(const dispatch_table *t, text *out)
     return count;
 }
 
-static bool refuse_untuned(const dispatch_table *t, error *err)
+static bool refuse_untuned(const dispatch_table *t, const char *tune_command, error *err)
 {
     text shapes = {0};
     int count = untuned_shapes(t, &shapes);
     if (count)
-        error_set(err, ERROR_DEVICE, "--require-tuned: %d of %d shapes have no tuned kernel for %s: %s; run drawbridge tune on this "
-                  "machine", count, t->count, t->device_name, shapes.data);
+        error_set(err, ERROR_DEVICE, "--require-tuned: %d of %d shapes have no tuned kernel for %s: %s; to measure them, run %s", count,
+                  t->count, t->device_name, shapes.data, tune_command);
     text_free(&shapes);
     return count == 0;
 }
 
-static void warn_stale(const dispatch_table *t)
+static void warn_stale(const dispatch_table *t, const char *tune_command)
 {
     if (t->stale == 1)
-        log_warning("%s: %s; this shape uses the heuristic. Run drawbridge tune again", t->tuned_path, t->stale_words);
+        log_warning("%s: %s; this shape uses the heuristic. Run %s again", t->tuned_path, t->stale_words, tune_command);
     else if (t->stale > 1)
-        log_warning("%s: %s; %d more rows cannot be used either. These shapes use the heuristic. Run drawbridge tune again", t->tuned_path,
-                    t->stale_words, t->stale - 1);
+        log_warning("%s: %s; %d more rows cannot be used either. These shapes use the heuristic. Run %s again", t->tuned_path,
+                    t->stale_words, t->stale - 1, tune_command);
 }
 
-static void warn_missing(const dispatch_table *t)
+static void warn_missing(const dispatch_table *t, const char *tune_command)
 {
     int count = 0;
     for (int i = 0; i < t->count; i++) {
@@ -57,21 +57,22 @@ static void warn_missing(const dispatch_table *t)
         text_free(&words);
     }
     if (count > SHOWN)
-        log_warning("%d more shapes have no tuned kernel; drawbridge inspect --dispatch lists them, drawbridge tune measures them",
-                    count - SHOWN);
+        log_warning("%d more shapes have no tuned kernel; drawbridge inspect --dispatch lists them, %s measures them", count - SHOWN,
+                    tune_command);
 }
 
-bool dispatch_report_check(const dispatch_table *t, bool directory_given, bool require, error *err)
+bool dispatch_report_check(const dispatch_table *t, bool directory_given, bool require, const char *tune_command, error *err)
 {
-    if (require && !refuse_untuned(t, err))
+    if (require && !refuse_untuned(t, tune_command, err))
         return false;
     if (t->forced[0])
         return true;
-    warn_stale(t);
+    warn_stale(t, tune_command);
     if (t->tuned_path[0])
-        warn_missing(t);
+        warn_missing(t, tune_command);
     else if (directory_given)
-        log_warning("--tuned has no table for this device (%s.csv): all kernels are chosen by rule", t->device_name);
+        log_warning("--tuned has no table for this device (%s.csv): all %d shapes have their kernels by rule; %s measures them",
+                    t->device_name, dispatch_count(t).shapes, tune_command);
     return true;
 }
 
@@ -106,10 +107,13 @@ static json_t *row_json(const dispatch_row *r)
 json_t *dispatch_report_json(const dispatch_table *t)
 {
     dispatch_counts c = dispatch_count(t);
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *names = json_array();
+    const char *name;
+    for (int i = 0; (name = dispatch_kernels_name(t, i)); i++)
+        json_array_append_new(names, json_string(name));
     for (int i = 0; i < t->count; i++)
         json_array_append_new(rows, row_json(&t->rows[i]));
-    return json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:o}", "device", t->device_name, "table",
+    return json_pack("{s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:o, s:o}", "device", t->device_name, "table",
                      t->tuned_path[0] ? t->tuned_path : NULL, "forced", t->forced[0] ? t->forced : NULL, "shapes", c.shapes, "tuned",
-                     c.tuned, "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "rows", rows);
+                     c.tuned, "only", c.only, "heuristic", c.heuristic, "stale", t->stale, "kernels", names, "rows", rows);
 }

@@ -32,6 +32,8 @@ static const option eval_options[] = {
     {.name = "json", .type = OPTION_FLAG, .offset = VALUE(json), .help = "Print the results as one JSON object, items included."},
     {.name = "against", .type = OPTION_DIRECTORY, .metavar = "MODEL2", .offset = VALUE(against),
      .help = "The baseline: run it over the same items and compare. For kl and the gate, the reference of the divergence."},
+    {.name = "against-exact", .type = OPTION_FLAG, .offset = VALUE(against_exact),
+     .help = "The baseline is the same model, computed with --exact: what faster arithmetic and a smaller cache change."},
     {.name = "compare", .type = OPTION_FILE, .metavar = "A.json", .offset = VALUE(compare),
      .help = "Compare two saved results instead: --compare A.json B.json, A being the baseline."},
     {.name = "importance-out", .type = OPTION_FILE, .metavar = "FILE", .offset = VALUE(importance),
@@ -110,7 +112,7 @@ static bool check_url(const eval_values *v, error *err)
                              local_only[i]);
     if (v->method == EVAL_LOGPROB)
         return error_set(err, ERROR_USAGE, "--method logprob needs the model's logits, which a server does not give; run it without --url");
-    if (v->against)
+    if (eval_has_baseline(v))
         return error_set(err, ERROR_USAGE, "--against works without --url only; save each server's results with --out and use --compare");
     return true;
 }
@@ -121,19 +123,23 @@ static bool check_values(const eval_values *v, error *err)
         return error_set(err, ERROR_USAGE, "--importance-out goes with --task ppl, found --task %s", task_choices[v->task]);
     if (is_task(v, "gate") && (v->data.count || v->shots || v->out))
         return error_set(err, ERROR_USAGE, "--task gate takes no --data, --shots or --out");
+    if (v->against && v->against_exact)
+        return error_set(err, ERROR_USAGE, "--against and --against-exact name two baselines; give one of them");
+    if (v->against_exact && v->runner.exact)
+        return error_set(err, ERROR_USAGE, "--against-exact compares with --exact, so there is no difference to show; leave one out");
     return check_url(v, err);
 }
 
 /* ---- the runs ---- */
 
-/* What was found, for people. */
-static void print_document(const eval_values *v, const json_t *document)
+/* What was found, for people; how: behind the model's name where there are two. */
+static void print_document(const eval_values *v, const json_t *document, const char *how)
 {
     text out = {0};
     if (!document || v->json)
         return;
-    if (v->against)
-        text_add_format(&out, "%s\n", json_string_value(json_object_get(document, "model")));
+    if (eval_has_baseline(v))
+        text_add_format(&out, "%s%s\n", json_string_value(json_object_get(document, "model")), how);
     eval_document_print(document, &out);
     output_text(&out);
     text_free(&out);
@@ -204,13 +210,13 @@ static bool run_compare(const eval_values *v, error *err)
 /* Runs the baseline of --against, shows it, and compares. */
 static bool run_against(const eval_values *v, const json_t *candidate, error *err)
 {
-    runner_values other = eval_other_model(&v->runner, v->against);
+    runner_values other = eval_baseline(v);
     text path = {0};
     json_t *baseline = NULL;
     if (v->out)
         text_add_format(&path, "%s.against", v->out);
     bool ok = run_task(v, &other, path.data, &baseline, err);
-    print_document(v, baseline);
+    print_document(v, baseline, v->against_exact ? ", exact" : "");
     ok = ok && print_comparison(v, baseline, candidate, err);
     json_decref(baseline);
     text_free(&path);
@@ -221,8 +227,8 @@ static bool run_measurement(const eval_values *v, error *err)
 {
     json_t *document = NULL;
     bool ok = v->url ? run_url(v, &document, err) : run_task(v, &v->runner, v->out, &document, err);
-    bool both = v->against && !is_task(v, "kl");
-    print_document(v, document);
+    bool both = eval_has_baseline(v) && !is_task(v, "kl");
+    print_document(v, document, "");
     if (ok && both)
         ok = run_against(v, document, err);
     else if (document && v->json)
@@ -251,6 +257,7 @@ static const command_example eval_examples[] = {
      "Five examples, 200 questions; run again to go on after an interruption."},
     {"drawbridge eval MXFP4 --task gsm8k --against FP8", "Two checkpoints on the same questions, and whether they differ."},
     {"drawbridge eval MODEL --task kl --against REFERENCE", "How far the predictions are from those of a reference."},
+    {"drawbridge eval MODEL --task kl --against-exact", "How far they are from those of exact arithmetic."},
     {"drawbridge eval --compare a.json b.json", "Two saved results."},
     {"drawbridge eval MODEL --task ppl --importance-out importance.safetensors", "Statistics for quantize --importance."},
 };

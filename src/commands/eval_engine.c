@@ -10,10 +10,21 @@
 #include "commands/interrupt.h"
 #include "commands/model_path.h"
 
-runner_values eval_other_model(const runner_values *v, const char *directory)
+bool eval_has_baseline(const eval_values *v)
 {
-    runner_values other = *v;
-    other.argument = directory;
+    return v->against || v->against_exact;
+}
+
+runner_values eval_baseline(const eval_values *v)
+{
+    runner_values other = v->runner;
+    if (v->against_exact) {
+        other.exact = true;
+        other.kv = 0;
+        other.kernels = NULL; /* the two modes have different ones */
+        return other;
+    }
+    other.argument = v->against;
     other.model = NULL;
     return other;
 }

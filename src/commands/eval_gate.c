@@ -74,7 +74,7 @@ static bool run_accuracy(gate *g, eval_set *s, const char *name, double threshol
 static bool run_divergence(gate *g, error *err)
 {
     const eval_values *v = &g->values;
-    if (!v->against) {
+    if (!eval_has_baseline(v)) {
         add_part(g, (gate_part){.name = "kl", .measure = "mean", .threshold = v->max_kl, .at_most = true, .outcome = GATE_SKIPPED,
                                 .note = "no --against"});
         return true;

@@ -16,7 +16,7 @@ typedef struct eval_values {
     const char *against, *compare, *out, *importance, *url, *served_model, *api_key_file;
     double temperature, top_p;
     double min_needle, min_choice, max_kl, min_agreement, min_tokens; /* of the gate */
-    bool thinking, json;
+    bool thinking, json, against_exact;
 } eval_values;
 
 /* A model with its text side, ready to answer and to score. Zero before; eval_engine_close in any case. */
@@ -27,8 +27,9 @@ typedef struct eval_engine {
     eval_model model; /* what src/eval works with */
 } eval_engine;
 
-/* The values with another model in them. */
-runner_values eval_other_model(const runner_values *v, const char *directory);
+/* Whether there is a baseline, --against or --against-exact, and how it is computed. */
+bool eval_has_baseline(const eval_values *v);
+runner_values eval_baseline(const eval_values *v);
 
 bool eval_engine_text(const runner_values *v, const char *format_name, eval_engine *e, error *err); /* first: tokenizer, chat format */
 bool eval_engine_start(const runner_values *v, int64_t context, int batch, eval_engine *e,

@@ -220,9 +220,10 @@ static bool check_same_vocab(const text_run *r, error *err)
 bool eval_text_divergence(const eval_values *v, const char *out_path, json_t **document, error *err)
 {
     text_run r = {0};
-    if (!v->against)
-        return error_set(err, ERROR_USAGE, "--task kl compares two models; name the reference with --against MODEL2");
-    runner_values reference = eval_other_model(&v->runner, v->against);
+    if (!eval_has_baseline(v))
+        return error_set(err, ERROR_USAGE, "--task kl compares two models; name the reference with --against MODEL2, or take the same "
+                         "model in exact arithmetic with --against-exact");
+    runner_values reference = eval_baseline(v);
     bool ok = eval_engine_text(&v->runner, v->format, &r.engine, err) && eval_engine_text(&reference, v->format, &r.reference, err) &&
               windows_read(v, r.engine.text.tokenizer, &r.windows, err) && check_same_tokens(v, &r, err) &&
               open_result(v, &r, "kl", &v->runner, &reference, out_path, err) &&

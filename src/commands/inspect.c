@@ -23,6 +23,8 @@ static const option inspect_options[] = {
     {.name = "dispatch", .type = OPTION_FLAG, .offset = offsetof(inspect_values, dispatch),
      .help = "Show which kernel computes each shape of the model on this machine, and where that choice comes from."},
     RUNNER_DEVICE_ROWS(inspect_values),
+    {.name = "exact", .type = OPTION_FLAG, .group = "Computation", .offset = RUNNER_OFFSET(inspect_values, exact),
+     .help = "The kernels that other commands use with --exact."},
     RUNNER_KERNEL_ROWS(inspect_values),
 };
 
@@ -56,7 +58,7 @@ static bool show_dispatch(const inspect_values *v, const char *directory, error 
 {
     model *m = model_open(directory, err);
     device *d = m ? runner_create_device(&v->runner, m, m->config.max_positions, runner_chunk(&v->runner), err) : NULL;
-    bool ok = d && dispatch_report_check(d->dispatch, v->runner.tuned != NULL, false, err);
+    bool ok = d && runner_check_kernels(&v->runner, d, runner_chunk(&v->runner), false, err);
     if (ok && v->json)
         output_json(dispatch_report_json(d->dispatch));
     else if (ok)
@@ -72,9 +74,11 @@ static bool check_values(const inspect_values *v, error *err)
 {
     const runner_values *r = &v->runner;
     const char *needs = r->threads != OPTION_NOT_GIVEN ? "threads" : r->chunk != OPTION_NOT_GIVEN ? "chunk" : r->kv != 0 ? "kv-dtype"
-                        : r->tuned ? "tuned" : r->kernels ? "kernels" : NULL;
+                        : r->exact ? "exact" : r->tuned ? "tuned" : r->kernels ? "kernels" : NULL;
     if (r->argument && r->model)
         return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", r->argument, r->model);
+    if (r->exact && r->kv != 0 && r->kv != 1 + KV_F32)
+        return error_set(err, ERROR_USAGE, "--exact needs an f32 cache, found --kv-dtype %s", runner_kv_choices[r->kv]);
     if (v->verify && v->dispatch)
         return error_set(err, ERROR_USAGE, "--verify and --dispatch are two questions; ask one at a time");
     return v->dispatch || !needs || error_set(err, ERROR_USAGE, "--%s means something with --dispatch only", needs);

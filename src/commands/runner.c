@@ -79,13 +79,40 @@ device *runner_create_device(const runner_values *v, const model *m, int64_t max
     return made;
 }
 
+/* The command that measures the shapes of a device made with these options. */
+static void write_tune_command(const runner_values *v, int rows, text *out)
+{
+    const char *name = runner_model_name(v);
+    text_add_format(out, "\"drawbridge tune%s%s", name ? " " : "", name ? name : "");
+    if (v->threads != OPTION_NOT_GIVEN)
+        text_add_format(out, " --threads %lld", (long long)v->threads);
+    if (v->kv != 0)
+        text_add_format(out, " --kv-dtype %s", runner_kv_choices[v->kv]);
+    if (v->exact)
+        text_add_text(out, " --exact");
+    if (v->tuned)
+        text_add_format(out, " --tuned %s", v->tuned);
+    if (dispatch_bucket(rows) == DISPATCH_BUCKETS - 1)
+        text_add_format(out, " --rows 1,4,16,64,256,%d", rows);
+    text_add_text(out, "\"");
+}
+
+bool runner_check_kernels(const runner_values *v, const device *d, int rows, bool require, error *err)
+{
+    text words = {0};
+    write_tune_command(v, rows, &words);
+    bool ok = dispatch_report_check(d->dispatch, v->tuned != NULL, require, words.data, err);
+    text_free(&words);
+    return ok;
+}
+
 bool runner_start_forward(const runner_values *v, int64_t max_tokens, int rows, int logit_rows, runner *r, error *err)
 {
     if (max_tokens > r->model->config.max_positions)
         return error_set(err, ERROR_FIT, "%lld tokens are needed, the model's context has %d; use less", (long long)max_tokens,
                          r->model->config.max_positions);
     r->device = runner_create_device(v, r->model, max_tokens, rows, err);
-    if (!r->device || !dispatch_report_check(r->device->dispatch, v->tuned != NULL, v->require_tuned, err))
+    if (!r->device || !runner_check_kernels(v, r->device, rows, v->require_tuned, err))
         return false;
     r->forward = forward_create(r->device, rows, logit_rows < rows ? logit_rows : rows, err);
     log_detail("%s, %s cache, %lld tokens of context, %d tokens per step", r->device->description,

@@ -87,6 +87,9 @@ int64_t runner_context(const runner_values *v, const runner *r, int64_t prompt, 
 /* The device alone, with the kernels that the options ask for. NULL with err set on failure. */
 device *runner_create_device(const runner_values *v, const model *m, int64_t max_tokens, int rows, error *err);
 
+/* Reports the kernels of a device (dispatch_report.h) that was made with these options for steps of up to `rows` rows. */
+bool runner_check_kernels(const runner_values *v, const device *d, int rows, bool require, error *err);
+
 /* The directory that argument or --model names, or NULL. */
 const char *runner_model_name(const runner_values *v);
 

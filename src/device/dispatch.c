@@ -271,31 +271,45 @@ static bool apply_tuned(dispatch_table *t, const char *directory, error *err)
 
 /* ---- everything ---- */
 
-/* Lists levels and variant names, each once. */
-static bool unknown_kernels(const dispatch_table *t, const char *name, error *err)
+/* Whether a variant can run here and is the first of a name that no level has. */
+static bool is_new_name(const dispatch_table *t, int variant)
 {
-    text known = {0};
-    for (int i = 0; i <= t->level; i++)
-        text_add_format(&known, "%s%s", i ? ", " : "", t->levels[i]);
-    for (int i = 0; i < t->variant_count; i++) {
-        const dispatch_variant *v = &t->variants[i];
-        bool listed = v->level > t->level || level_named(t, v->name) >= 0;
-        for (int j = 0; j < i && !listed; j++)
-            listed = strcmp(t->variants[j].name, v->name) == 0;
-        if (!listed)
-            text_add_format(&known, ", \"%s\"", v->name);
-    }
-    error_set(err, ERROR_USAGE, "--kernels: there are no kernels \"%s\" on this machine; there are %s", name, known.data);
-    text_free(&known);
-    return false;
+    const dispatch_variant *v = &t->variants[variant];
+    bool is_new = v->level <= t->level && level_named(t, v->name) < 0;
+    for (int i = 0; i < variant && is_new; i++)
+        is_new = strcmp(t->variants[i].name, v->name) != 0;
+    return is_new;
+}
+
+const char *dispatch_kernels_name(const dispatch_table *t, int index)
+{
+    if (index <= t->level)
+        return t->levels[index];
+    int left = index - t->level;
+    for (int i = 0; i < t->variant_count; i++)
+        if (is_new_name(t, i) && --left == 0)
+            return t->variants[i].name;
+    return NULL;
 }
 
 static bool is_known(const dispatch_table *t, const char *name)
 {
-    for (int i = 0; i < t->variant_count; i++)
-        if (t->variants[i].level <= t->level && strcmp(t->variants[i].name, name) == 0)
+    const char *known;
+    for (int i = 0; (known = dispatch_kernels_name(t, i)); i++)
+        if (strcmp(known, name) == 0)
             return true;
-    return level_named(t, name) >= 0;
+    return false;
+}
+
+static bool unknown_kernels(const dispatch_table *t, const char *name, error *err)
+{
+    text known = {0};
+    const char *other;
+    for (int i = 0; (other = dispatch_kernels_name(t, i)); i++)
+        text_add_format(&known, i ? ", \"%s\"" : "\"%s\"", other);
+    error_set(err, ERROR_USAGE, "there are no kernels \"%s\" on this machine; there are %s", name, known.data);
+    text_free(&known);
+    return false;
 }
 
 bool dispatch_resolve(dispatch_table *t, const char *tuned_directory, const char *kernels, error *err)

@@ -119,6 +119,9 @@ void dispatch_enumerate(dispatch_table *t, const model *m, kv_dtype kv, int max_
  * variant, that is taken wherever there is one (--kernels); NULL: free choice. Fails when the table is damaged or the name is unknown. */
 bool dispatch_resolve(dispatch_table *t, const char *tuned_directory, const char *kernels, error *err);
 
+/* The names that can be forced on this machine: its levels, the lowest first, then the variants called otherwise. NULL behind the last. */
+const char *dispatch_kernels_name(const dispatch_table *t, int index);
+
 /* Sets one row to a variant by hand: for the tuner. */
 void dispatch_set(dispatch_table *t, dispatch_row *row, int variant);
 

@@ -24,6 +24,7 @@ struct drawbridge {
     engine *engine;
     sampler_params defaults;
     int context;              /* tokens of one sequence */
+    text kernels;             /* the dispatch table in a sentence */
     void (*notify)(void *);
     void *notify_context;
     pthread_mutex_t lock;     /* guards what follows */
@@ -41,6 +42,8 @@ typedef struct library_request {
 _Static_assert((int)DRAWBRIDGE_EVENT_TOKENS == (int)ENGINE_EVENT_TOKENS, "an event holds the tokens of a step");
 _Static_assert((int)DRAWBRIDGE_FAILED == (int)ENGINE_FAILED && (int)DRAWBRIDGE_TIMEOUT == (int)ENGINE_DEADLINE, "the same numbers");
 _Static_assert((int)DRAWBRIDGE_KV_FP8 == (int)KV_FP8, "the same numbers");
+
+static const float HF_LATENT_EPS = 1e-6f; /* of the norms inside the attention, whatever config.json says */
 
 static bool tell(const error *from, drawbridge_error *to)
 {
@@ -96,7 +99,31 @@ static bool check_options(const drawbridge_options *o, const model_config *c, er
         return error_set(err, ERROR_USAGE, "options.kv is %d, expected one of drawbridge_kv", (int)o->kv);
     if (o->kv_tokens < 0)
         return error_set(err, ERROR_USAGE, "options.kv_tokens is negative");
+    if (o->exact && o->kv != DRAWBRIDGE_KV_F32)
+        return error_set(err, ERROR_USAGE, "options.exact needs an f32 cache; set options.kv to DRAWBRIDGE_KV_F32");
+    if (o->require_tuned && (!o->tuned || o->kernels))
+        return error_set(err, ERROR_USAGE, "options.require_tuned needs options.tuned, and options.kernels must be NULL");
+    if (o->tuned && !file_is_directory(o->tuned))
+        return error_set(err, ERROR_INPUT, "options.tuned is %s: there is no such directory; drawbridge tune makes one", o->tuned);
     return true;
+}
+
+/* Refuses a table with gaps when every shape has to be in it. */
+static bool check_kernels(drawbridge *d, const drawbridge_options *o, error *err)
+{
+    const dispatch_table *t = d->device->dispatch;
+    int heuristic = dispatch_count(t).heuristic, first = 0;
+    dispatch_summary(t, &d->kernels);
+    if (!o->require_tuned || heuristic == 0)
+        return true;
+    while (t->rows[first].source != DISPATCH_HEURISTIC)
+        first++;
+    text shape = {0};
+    dispatch_describe(&t->rows[first].key, &shape);
+    error_set(err, ERROR_DEVICE, "options.require_tuned: %d of %d shapes have no tuned kernel for %s in %s, the first is %s; run "
+              "drawbridge tune on this machine", heuristic, t->count, t->device_name, o->tuned, shape.data);
+    text_free(&shape);
+    return false;
 }
 
 static bool start(drawbridge *d, const drawbridge_options *o, error *err)
@@ -106,14 +133,16 @@ static bool start(drawbridge *d, const drawbridge_options *o, error *err)
         return false;
     d->context = o->context ? o->context : d->model->config.max_positions;
     device_limits limits = {.kv = (kv_dtype)o->kv, .threads = o->threads ? o->threads : machine_cores(), .max_rows = o->step_rows,
-                            .max_context = d->context};
+                            .max_context = d->context, .exact = o->exact, .tuned = o->tuned, .kernels = o->kernels};
     engine_options e = {.max_running = o->max_running, .max_waiting = o->max_waiting, .max_context = d->context,
                         .kv_tokens = o->kv_tokens ? o->kv_tokens : (int64_t)CONTEXTS * d->context, .no_prefix_cache = !o->prefix_cache,
                         .notify = be_notified, .notify_context = d};
     if (!spec_options_parse(o->speculation ? o->speculation : "auto", &e.spec, err))
         return error_add(err, "options.speculation");
+    if (o->exact)
+        d->model->config.latent_norm_eps = HF_LATENT_EPS;
     d->device = cpu_device_create(d->model, &limits, err);
-    d->forward = d->device ? forward_create(d->device, o->step_rows, o->step_rows, err) : NULL;
+    d->forward = d->device && check_kernels(d, o, err) ? forward_create(d->device, o->step_rows, o->step_rows, err) : NULL;
     d->engine = d->forward ? engine_create(d->forward, &e, err) : NULL;
     return d->engine && engine_start(d->engine, err);
 }
@@ -162,9 +191,15 @@ void drawbridge_close(drawbridge *d)
     chat_format_free(d->format);
     tokenizer_free(d->tokenizer);
     model_close(d->model);
+    text_free(&d->kernels);
     pthread_cond_destroy(&d->news);
     pthread_mutex_destroy(&d->lock);
     free(d);
+}
+
+const char *drawbridge_kernels(const drawbridge *d)
+{
+    return d->kernels.data;
 }
 
 /* ---- text and tokens ---- */

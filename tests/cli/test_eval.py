@@ -112,6 +112,10 @@ class Eval(Case):
         other = self.measure("--task", "kl", "-d", text, "--window", 48, "--against", NANO, "--kv-dtype", "fp8", "--limit", 1)["summary"]
         self.assertEqual(other["mean_kl"], 0)  # both models are computed in the same way
         self.refuse(2, "--against MODEL2", "eval", "--task", "kl")
+        exact = self.measure("--task", "kl", "-d", text, "--window", 48, "--against-exact", "--limit", 1)["summary"]
+        self.assertTrue(0 < exact["mean_kl"] < 1e-3, exact)
+        self.refuse(2, "give one of them", "eval", "--task", "kl", "--against", NANO, "--against-exact")
+        self.refuse(2, "leave one out", "eval", "--task", "kl", "--exact", "--against-exact")
         self.refuse(3, "cannot open", "eval", "--task", "ppl", "-d", "nowhere.txt")
 
     def test_importance(self):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from harness import BINARY, NANO, Case, main, run
+from harness import BINARY, NANO, SOURCE, Case, main, run
 from serving import Server
 
 COLUMNS = ["operation", "format", "n", "k", "rows", "variant", "us", "baseline_variant", "baseline_us", "version"]
@@ -111,7 +111,7 @@ class Tune(Case):
         self.refuse(5, "--require-tuned: ", *ANSWER, "--chunk", "16", "--tuned", self.tuned, "--require-tuned")
         done = run(*ANSWER, "--chunk", "16", "--tuned", self.tuned, "--require-tuned")
         self.assertRegex(done.stderr.decode(), r"\d+ of \d+ shapes have no tuned kernel for \S+-1t: absorb bf16 \d+ x \d+, 16 rows; .* and "
-                         r"\d+ more; run drawbridge tune on this machine")
+                         rf'\d+ more; to measure them, run "drawbridge tune --threads 1 --tuned {self.tuned}"')
         self.refuse(2, "leave one out", *ANSWER, "--kernels", "generic", "--require-tuned")
         self.table()[0].unlink()
         self.refuse(5, "--require-tuned: ", *ANSWER, "--chunk", "4", "--tuned", self.tuned, "--require-tuned")
@@ -129,6 +129,51 @@ class Tune(Case):
         self.assertIn(f"{rows[1]['operation']} {rows[1]['format']} {rows[1]['n']} x {rows[1]['k']}, {rows[1]['rows']} row", found[0])
         path.unlink()
         self.assertIn("has no table for this device", self.expect_warnings(run(*ANSWER, "--tuned", self.tuned), 1)[0])
+
+    def test_every_shape_of_a_model(self):
+        """A small model with the steps of a server, as a user does it: refused, tuned, started, and without its table again."""
+        small = self.folder / "small"
+        self.succeed("synth", SOURCE / "tests/small_model.json", small, "--format", "mxfp4-attn8", "-q")
+        self.tuned.mkdir()
+        question = ["logits", small, "--tokens", self.file("ids", "1 2 3 4 5"), "--out", self.folder / "out", "--threads", "1", "--tuned",
+                    self.tuned, "--require-tuned"]
+        message = run(*question).stderr.decode()
+        self.assertRegex(message, r"--require-tuned: (\d+) of \1 shapes have no tuned kernel for \S+-1t: absorb fp8_block 64 x 16, 1 row; ")
+        words = re.search(r'to measure them, run "drawbridge (tune .*)"', message)[1].split()
+        self.assertEqual(words, ["tune", str(small), "--threads", "1", "--tuned", str(self.tuned)])
+        self.succeed(*words, "--time", "0.0001", "-q")
+        self.succeed(*question, "-q")
+        look = ["inspect", small, "--dispatch", "--threads", "1", "--tuned", self.tuned]
+        report = json.loads(self.succeed(*look, "--json"))
+        self.assertEqual({r["source"] for r in report["rows"] if r["choices"] > 1}, {"tuned"})
+        self.assertEqual({r["rows"] for r in report["rows"]}, {"1", "4", "16", "64", "256"})
+        self.assertNotIn("heuristic\n", self.succeed(*look).replace(", 0 heuristic\n", ""))
+        self.table()[0].unlink()
+        report = json.loads(self.succeed(*look, "--json"))
+        self.assertEqual((report["tuned"], report["table"]), (0, None))
+        self.assertEqual({r["source"] for r in report["rows"] if r["choices"] > 1}, {"heuristic"})
+        named = [line for line in self.succeed(*look).splitlines() if line.endswith(" heuristic")]
+        self.assertEqual(len(named), report["heuristic"])
+        self.refuse(5, "--require-tuned: ", *question)
+
+    def test_commands_that_are_named(self):
+        """The refusal names the command with what the table depends on."""
+        for options in (["--exact"], ["--kv-dtype", "fp8"]):
+            done = run(*ANSWER, *options, "--tuned", self.folder, "--require-tuned")
+            self.assertIn(f'run "drawbridge tune --threads 1 {" ".join(options)} --tuned {self.folder}"'.encode(), done.stderr)
+        done = run("logits", "--tokens", self.file("ids", "7 " * 600), "--out", "x", "--chunk", "300", "--tuned", self.folder,
+                   "--require-tuned")
+        self.assertIn(f'run "drawbridge tune --tuned {self.folder} --rows 1,4,16,64,256,300"'.encode(), done.stderr)
+
+    def test_exact_has_a_table_of_its_own(self):
+        self.tune("--rows", "1", "--exact")
+        path = next(self.tuned.iterdir())
+        self.assertRegex(path.name, r"-1t-exact\.csv$")
+        report = self.dispatch("--chunk", "1", "--exact", "--tuned", self.tuned)
+        self.assertEqual((report["heuristic"], report["table"]), (0, str(path)))
+        self.assertEqual(json.loads(self.succeed("inspect", "--dispatch", "--json", "--threads", "1", "--chunk", "1"))["tuned"], 0)
+        self.refuse(2, "--exact needs an f32 cache, found --kv-dtype fp8", "inspect", "--dispatch", "--exact", "--kv-dtype", "fp8")
+        self.refuse(2, "--exact means something with --dispatch only", "inspect", "--exact")
 
     def test_stale_rows(self):
         self.tune("--rows", "1")
@@ -160,7 +205,7 @@ class Tune(Case):
         report = self.dispatch("--kernels", "generic")
         self.assertEqual({r["variant"] for r in report["rows"]}, {"generic"})
         self.assertEqual((report["forced"], report["only"]), ("generic", report["shapes"]))
-        self.refuse(2, '--kernels: there are no kernels "quantum" on this machine; there are generic', *ANSWER, "--kernels", "quantum")
+        self.refuse(2, 'there are no kernels "quantum" on this machine; there are "generic"', *ANSWER, "--kernels", "quantum")
 
     def test_server_reports(self):
         self.tune("--rows", "1,4")

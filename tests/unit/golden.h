@@ -1,4 +1,7 @@
-/* What the tests against HF's reference outputs share: a model ready to run, and the tensors of a reference file. */
+/* What the tests against HF's reference outputs share: a model ready to run, and the tensors of a reference file.
+ *
+ * Programs whose main calls golden_main compute with the kernels that DRAWBRIDGE_TEST_KERNELS names, "all": with each level and variant
+ * of this machine in turn. DRAWBRIDGE_TEST_MODEL is a smaller model for the tests that take any: plain C is slow. */
 #ifndef TESTS_GOLDEN_H
 #define TESTS_GOLDEN_H
 
@@ -17,7 +20,15 @@
 #include "engine/session.h"
 #include "formats/safetensors.h"
 
-enum { RIG_ROWS = 256 };
+enum { RIG_ROWS = 256, KERNELS_MOST = 64 };
+
+static const char *forced_kernels; /* what golden_main runs at the moment; NULL: free choice */
+
+static inline const char *any_model(void)
+{
+    const char *given = getenv("DRAWBRIDGE_TEST_MODEL");
+    return given ? given : SOURCE_DIR "/models/nano";
+}
 
 /* HF builds the q_a and kv_a norms with this eps, whatever config.json says; the references were made that way. */
 #define HF_LATENT_EPS 1e-6f
@@ -30,6 +41,18 @@ typedef struct rig {
     session *session;
 } rig;
 
+/* Whether a mode has the kernels that golden_main forces. */
+static inline bool forced_exists(const model *m, device_limits limits)
+{
+    error err = {0};
+    limits.kernels = forced_kernels;
+    device *d = cpu_device_create(m, &limits, &err);
+    if (d)
+        d->ops->destroy(d);
+    return d || err.code != ERROR_USAGE;
+}
+
+/* Skips the test when there is nothing to force in this mode. */
 static inline rig rig_open_as(const char *directory, kv_dtype kv, int threads, int max_tokens, bool exact, const char *kernels)
 {
     error err = {0};
@@ -41,7 +64,12 @@ static inline rig rig_open_as(const char *directory, kv_dtype kv, int threads, i
     if (max_tokens > r.model->config.max_positions)
         max_tokens = r.model->config.max_positions;
     device_limits limits = {.kv = kv, .threads = threads, .max_rows = RIG_ROWS, .max_context = max_tokens,
-                            .exact = exact, .kernels = kernels};
+                            .exact = exact, .kernels = kernels ? kernels : forced_kernels};
+    if (forced_kernels && !kernels && !forced_exists(r.model, limits)) {
+        printf("  no \"%s\" %s --exact\n", forced_kernels, exact ? "with" : "without");
+        model_close(r.model);
+        skip();
+    }
     r.device = cpu_device_create(r.model, &limits, &err);
     if (!r.device)
         fail_msg("%s", err.text);
@@ -122,6 +150,59 @@ static inline void golden_close(golden *g)
     free(g->ids);
     checkpoint_close(g->file);
 }
+
+/* Adds the names of the kernels that a mode has here, each once. */
+static inline int add_kernel_names(const model *m, bool exact, const char **names, int count)
+{
+    error err = {0};
+    device_limits limits = {.kv = KV_F32, .threads = 1, .max_rows = 1, .max_context = 64, .exact = exact};
+    device *d = cpu_device_create(m, &limits, &err);
+    const char *name;
+    for (int i = 0; d && (name = dispatch_kernels_name(d->dispatch, i)); i++) {
+        int known = 0;
+        while (known < count && strcmp(names[known], name) != 0)
+            known++;
+        if (known == count && count < KERNELS_MOST && i != d->dispatch->level) /* of the highest level is what is chosen freely */
+            names[count++] = name;
+    }
+    if (d)
+        d->ops->destroy(d);
+    return count;
+}
+
+enum { MODE_FAST = 1, MODE_EXACT = 2 };
+
+/* All names of some modes that differ from the free choice; they are static. */
+static inline int kernel_names(int modes, const char **names)
+{
+    error err = {0};
+    model *m = model_open(SOURCE_DIR "/models/nano", &err);
+    int count = m && (modes & MODE_FAST) ? add_kernel_names(m, false, names, 0) : 0;
+    count = m && (modes & MODE_EXACT) ? add_kernel_names(m, true, names, count) : count;
+    model_close(m);
+    return count;
+}
+
+static inline int golden_run(const struct CMUnitTest *tests, size_t count, int modes, CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    const char *asked = getenv("DRAWBRIDGE_TEST_KERNELS"), *names[KERNELS_MOST];
+    int failed = 0, ran = 0, known = asked ? kernel_names(modes, names) : 0;
+    if (!asked)
+        return _cmocka_run_group_tests("tests", tests, count, setup, teardown);
+    for (int i = 0; i < known; i++) {
+        if (strcmp(asked, "all") != 0 && strcmp(asked, names[i]) != 0)
+            continue;
+        forced_kernels = names[i];
+        failed += _cmocka_run_group_tests(names[i], tests, count, setup, teardown);
+        ran++;
+    }
+    if (ran == 0)
+        fprintf(stderr, "DRAWBRIDGE_TEST_KERNELS=%s names no kernels that these tests could be run with here\n", asked);
+    return failed != 0 || ran == 0;
+}
+
+/* cmocka_run_group_tests of tests that compute in some modes, with the kernels that the environment asks for. */
+#define golden_main(tests, modes, setup, teardown) golden_run(tests, sizeof(tests) / sizeof(tests)[0], modes, setup, teardown)
 
 static inline int argmax(const float *v, int n)
 {

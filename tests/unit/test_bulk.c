@@ -52,7 +52,7 @@ static void run_all(rig *r, int sequences, const int32_t *eos, int eos_count, in
 static void test_same_tokens_as_alone(void **state)
 {
     (void)state;
-    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 2, 512, false, NULL);
     int32_t alone[REQUESTS * ANSWER] = {0}, together[REQUESTS * ANSWER] = {0};
     double alone_p[REQUESTS * ANSWER] = {0}, together_p[REQUESTS * ANSWER] = {0};
     int counts[REQUESTS], again[REQUESTS];
@@ -70,7 +70,7 @@ static void test_same_tokens_as_alone(void **state)
 static void test_eos_ends_an_answer(void **state)
 {
     (void)state;
-    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 2, 512, false, NULL);
     int32_t all[REQUESTS * ANSWER] = {0}, cut[REQUESTS * ANSWER] = {0};
     double p[REQUESTS * ANSWER];
     int counts[REQUESTS], short_counts[REQUESTS];
@@ -109,7 +109,7 @@ static void test_score_gives_the_logits_of_the_plain_pass(void **state)
     int32_t ids[COUNT];
     for (int i = 0; i < COUNT; i++)
         ids[i] = (int32_t)(random_word(8, 0, (uint64_t)i) % 4000);
-    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 2, 512, false, NULL);
     size_t vocab = (size_t)r.model->config.vocab_size;
     bulk *b = bulk_create(r.forward, &(bulk_options){.max_sequences = 2, .max_context = 320}, &err);
     scored s = {mem_alloc(COUNT * vocab, sizeof(float)), vocab, 0};
@@ -129,7 +129,7 @@ static void test_bad_requests_are_named(void **state)
 {
     (void)state;
     error err = {0};
-    rig r = rig_open_as(NANO, KV_BF16, 1, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 1, 512, false, NULL);
     bulk *b = bulk_create(r.forward, &(bulk_options){.max_sequences = 2, .max_context = 100}, &err);
     int32_t ids[2] = {1, 9999};
     bulk_request bad = {.prompt = ids, .prompt_count = 2, .max_tokens = 5, .params = sampler_params_default(4096)};
@@ -224,5 +224,5 @@ int main(void)
         cmocka_unit_test(test_bad_requests_are_named),
         cmocka_unit_test(test_expert_taps_add_up),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return golden_main(tests, MODE_FAST | MODE_EXACT, NULL, NULL);
 }

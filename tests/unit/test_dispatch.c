@@ -152,7 +152,11 @@ static void test_forced(void **state)
     assert_non_null(strstr(summary.data, "FORCED to high wide"));
     assert_false(dispatch_resolve(&t, NULL, "far", &err)); /* this machine cannot run it */
     assert_int_equal(err.code, ERROR_USAGE);
-    assert_non_null(strstr(err.text, "\"far\" on this machine; there are low, high, \"high stream\", \"high panel\", \"high wide\""));
+    assert_non_null(strstr(err.text, "\"far\" on this machine; there are "
+                                     "\"low\", \"high\", \"high stream\", \"high panel\", \"high wide\""));
+    assert_string_equal(dispatch_kernels_name(&t, 0), "low");
+    assert_string_equal(dispatch_kernels_name(&t, 4), "high wide");
+    assert_null(dispatch_kernels_name(&t, 5));
     text_free(&summary);
     dispatch_free(&t);
 }

@@ -55,5 +55,5 @@ static void test_logits_equal_hf(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_logits_equal_hf)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return golden_main(tests, MODE_EXACT, NULL, NULL);
 }

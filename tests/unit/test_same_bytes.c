@@ -35,7 +35,7 @@ static void check_chunks_and_threads(kv_dtype kv, bool exact)
     float *first = NULL;
     size_t bytes = 0;
     for (int threads = 1; threads <= 3; threads++) {
-        rig r = rig_open_as(NANO, kv, threads, 512, exact, NULL);
+        rig r = rig_open_as(any_model(), kv, threads, 512, exact, NULL);
         bytes = (size_t)LONGEST * (size_t)r.model->config.vocab_size * sizeof(float);
         float *whole = run_alone(&r, 0, RIG_ROWS);
         if (!first)
@@ -56,7 +56,13 @@ static void test_chunks_and_threads(void **state)
 {
     (void)state;
     for (kv_dtype kv = 0; kv < KV_DTYPE_COUNT; kv++)
-        check_chunks_and_threads(kv, false);
+        if (kv == KV_BF16 || !forced_kernels)
+            check_chunks_and_threads(kv, false);
+}
+
+static void test_chunks_and_threads_exact(void **state)
+{
+    (void)state;
     check_chunks_and_threads(KV_F32, true);
 }
 
@@ -83,7 +89,7 @@ static ragged next_batch(int done[SEQUENCES], uint64_t seed, uint64_t round)
 static void test_ragged_batches(void **state)
 {
     (void)state;
-    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 2, 512, false, NULL);
     size_t vocab = (size_t)r.model->config.vocab_size;
     float *alone[SEQUENCES];
     for (int s = 0; s < SEQUENCES; s++)
@@ -123,7 +129,7 @@ static void test_sync_reuses_the_common_prefix(void **state)
 {
     (void)state;
     error err = {0};
-    rig r = rig_open_as(NANO, KV_BF16, 2, 512, false, NULL);
+    rig r = rig_open_as(any_model(), KV_BF16, 2, 512, false, NULL);
     int32_t ids[200], other[200];
     int reused;
     for (int i = 0; i < 200; i++)
@@ -162,6 +168,8 @@ static double relative_distance(const float *got, const float *want, size_t n)
 static void test_cache_formats_stay_close(void **state)
 {
     (void)state;
+    if (forced_kernels)
+        skip(); /* the golden tests have these prompts */
     static const double bound[KV_DTYPE_COUNT] = {0, 0.02, 0.1};
     static const char *const prompts[] = {"arith", "tool"};
     for (int p = 0; p < 2; p++) {
@@ -201,10 +209,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks_and_threads),
+        cmocka_unit_test(test_chunks_and_threads_exact),
         cmocka_unit_test(test_ragged_batches),
         cmocka_unit_test(test_sync_reuses_the_common_prefix),
         cmocka_unit_test(test_cache_formats_stay_close),
         cmocka_unit_test(test_token_out_of_range_is_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return golden_main(tests, MODE_FAST | MODE_EXACT, NULL, NULL);
 }
