@@ -1,12 +1,11 @@
-/* The 512-bit instructions that cpu_matmul_avx512.c uses, written out for CPUs without them: as two 256-bit ones, or by the definition. */
+/* The 512-bit instructions that cpu_matmul_avx512.c uses, written out for CPUs without them: as two 256-bit ones, or by the definition.
+ * To be included where AVX2 and FMA are chosen. */
 #ifndef TESTS_AVX512_EMULATED_H
 #define TESTS_AVX512_EMULATED_H
 
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
-
-#pragma GCC target("avx2,fma")
 
 typedef struct emulated_ints {
     __m256i half[2];
@@ -81,6 +80,7 @@ static inline emulated_ints emulated_dot(emulated_ints a, emulated_ints b, emula
 #define _mm512_fmadd_ps emulated_fma
 #define _mm512_storeu_ps emulated_store
 #define _mm512_castsi512_si256(a) emulated_extract(a, 0)
+#undef _mm512_extracti64x4_epi64 /* a macro in clang */
 #define _mm512_extracti64x4_epi64 emulated_extract
 #define _mm512_dpbusd_epi32 emulated_dot
 

@@ -260,7 +260,7 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
     float *y = mem_alloc(MOST_ROWS * WIDE, sizeof *y);
     void *scratch = mem_try_alloc_aligned(cpu_matmul_scratch_bytes(f->w.cols), 64);
     int rows = 1 + (int)(word(seed, 1) % (word(seed, 5) % 2 ? 6 : MOST_ROWS)), first = (int)(word(seed, 2) % (uint64_t)f->w.rows);
-    int columns = 1 + (int)(word(seed, 3) % (uint64_t)(f->w.rows - first));
+    int left = (int)f->w.rows - first, columns = 1 + (int)(word(seed, 3) % (uint64_t)(left < MOST_COLUMNS ? left : MOST_COLUMNS));
     bool gather = word(seed, 4) % 2;
     for (int i = 0; i < MOST_ROWS; i++)
         order[i] = (int32_t)(gather ? word(seed, 10 + (uint64_t)i) % MOST_ROWS : (uint64_t)i);
@@ -287,11 +287,20 @@ static void check_variant(const cpu_matmul *v, const fixture *f, const float *ex
 }
 
 #if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
 #pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
 #include "avx512_emulated.h"
 void emulated_f32_panel(const cpu_matmul_work *k);
 #include "device/cpu/cpu_matmul_avx512.c"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #endif
 
 /* All that this CPU can run, and those of AVX-512 by emulation. */
@@ -316,7 +325,7 @@ static void check_format(format_id id, bool exact)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         int64_t unit = id == FORMAT_MXFP4 ? 32 : id == FORMAT_NVFP4 ? 16 : round % 2 ? 16 : 1;
         int64_t cols = (1 + (int64_t)(word(round, 6) % (round % 3 ? 600 : 1300)) / unit) * unit;
-        int64_t rows = 1 + (int64_t)(word(round, 7) % MOST_COLUMNS);
+        int64_t rows = (id == FORMAT_FP8_BLOCK && round % 4 == 0 ? 120 : 1) + (int64_t)(word(round, 7) % MOST_COLUMNS); /* 120: two blocks */
         fixture f = fixture_create(id, round, rows, cols);
         cpu_input input = cpu_input_of(f.w.format, exact);
         float *expected = mem_alloc((size_t)(MOST_ROWS * rows), sizeof *expected);

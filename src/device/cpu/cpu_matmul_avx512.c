@@ -11,8 +11,7 @@
 
 #include "device/cpu/cpu_matmul_loops.h"
 
-#if defined(CPU_MATMUL_EMULATED)
-#pragma GCC target("avx2,fma")
+#if defined(CPU_MATMUL_EMULATED) /* whoever includes this has chosen */
 #elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
 #else
