@@ -325,7 +325,7 @@ static void check_format(format_id id, bool exact)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         int64_t unit = id == FORMAT_MXFP4 ? 32 : id == FORMAT_NVFP4 ? 16 : round % 2 ? 16 : 1;
         int64_t cols = (1 + (int64_t)(word(round, 6) % (round % 3 ? 600 : 1300)) / unit) * unit;
-        int64_t rows = (id == FORMAT_FP8_BLOCK && round % 4 == 0 ? 120 : 1) + (int64_t)(word(round, 7) % MOST_COLUMNS); /* 120: two blocks */
+        int64_t rows = (id == FORMAT_FP8_BLOCK && round % 4 == 0 ? 120 : 1) + (int64_t)(word(round, 7) % MOST_COLUMNS);
         fixture f = fixture_create(id, round, rows, cols);
         cpu_input input = cpu_input_of(f.w.format, exact);
         float *expected = mem_alloc((size_t)(MOST_ROWS * rows), sizeof *expected);
