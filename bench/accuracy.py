@@ -118,7 +118,7 @@ def print_accuracy(results, perplexities, a):
 FAST = ["bf16", "fp8", "mxfp4 amd", "mxfp4 all", "nvfp4"]
 FAST_TASKS = "mxfp4 amd"  # the recipe of the built-in model: the tasks are asked of this one
 ARITHMETIC = ["--kv-dtype", "f32", "--latent-eps", "1e-6"]  # with this, --exact differs in the arithmetic alone
-FAST_WINDOWS, CONTINUATIONS, LENGTH = 8, 64, 64
+FAST_WINDOWS, CONTINUATIONS, LENGTH = 4, 64, 64
 
 
 def against_exact(a, name, folder, words, options):
