@@ -31,12 +31,15 @@ void forward_run(forward *f, const step *s)
 {
     device *d = f->device;
     const model_config *m = &f->model->config;
+    if (d->ops->begin(d, s, f->tap ? DEVICE_LOOSE : DEVICE_TRUNK, NULL, &f->a))
+        return;
     d->ops->embed(d, s, &f->a);
     tap_embed(f, s);
     for (int layer = 0; layer < m->layers; layer++)
         forward_layer(f, s, layer, m->full_index[layer]);
     d->ops->finish(d, s, false, &f->a);
     tap_finish(f, s, false);
+    d->ops->end(d);
 }
 
 const float *forward_logits(forward *f, int count, const int32_t *rows)

@@ -9,10 +9,14 @@
 static void draft_step(forward *f, const step *s, const float *hidden, bool choose)
 {
     device *d = f->device;
+    device_program program = choose ? DEVICE_DRAFT : DEVICE_DRAFT_SHARE;
+    if (d->ops->begin(d, s, f->tap ? DEVICE_LOOSE : program, hidden, &f->a))
+        return;
     d->ops->draft_embed(d, s, hidden, &f->a);
     forward_layer(f, s, f->model->config.layers, choose);
     d->ops->finish(d, s, true, &f->a);
     tap_finish(f, s, true);
+    d->ops->end(d);
 }
 
 void forward_draft_extend(forward *f, const step *s, const float *hidden)

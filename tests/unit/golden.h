@@ -22,6 +22,11 @@ enum { RIG_ROWS = 256 };
 /* HF builds the q_a and kv_a norms with this eps, whatever config.json says; the references were made that way. */
 #define HF_LATENT_EPS 1e-6f
 
+/* The device under test: tests/gpu builds the same programs for others. */
+#ifndef RIG_DEVICE
+#define RIG_DEVICE cpu_device_create
+#endif
+
 typedef struct rig {
     model *model;
     device *device;
@@ -42,7 +47,7 @@ static inline rig rig_open_as(const char *directory, kv_dtype kv, int threads, i
         max_tokens = r.model->config.max_positions;
     device_limits limits = {.kv = kv, .threads = threads, .max_rows = RIG_ROWS, .max_context = max_tokens,
                             .exact = exact, .kernels = kernels};
-    r.device = cpu_device_create(r.model, &limits, &err);
+    r.device = RIG_DEVICE(r.model, &limits, &err);
     if (!r.device)
         fail_msg("%s", err.text);
     r.forward = forward_create(r.device, RIG_ROWS, RIG_ROWS, &err);

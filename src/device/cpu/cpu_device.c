@@ -54,6 +54,18 @@ static void cpu_destroy(device *d)
     free(c);
 }
 
+/* Nothing is recorded here: operations are calls. */
+static bool cpu_begin(device *d, const step *s, device_program program, const float *hidden_in, activations *a)
+{
+    (void)d, (void)s, (void)program, (void)hidden_in, (void)a;
+    return false;
+}
+
+static void cpu_end(device *d)
+{
+    (void)d;
+}
+
 typedef struct embed_task {
     cpu_device *c;
     const step *s;
@@ -125,7 +137,7 @@ static void cpu_logits(device *d, const float *hidden, int count, const int32_t 
 
 static const device_ops CPU_OPS = {
     .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .destroy = cpu_destroy,
-    .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
+    .begin = cpu_begin, .end = cpu_end, .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
     .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits, .exercise = cpu_exercise,
 };
 
