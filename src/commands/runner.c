@@ -8,6 +8,7 @@
 #include "commands/model_path.h"
 #include "model/inspect.h"
 
+const char *const runner_device_choices[] = {"cpu", "cuda", NULL};
 const char *const runner_kv_choices[] = {"auto", "f32", "bf16", "fp8", NULL};
 _Static_assert(KV_F32 == 0 && KV_BF16 == 1 && KV_FP8 == 2 && KV_DTYPE_COUNT == 3, "runner_kv_choices follows kv_dtype");
 
@@ -73,7 +74,7 @@ device *runner_create_device(const runner_values *v, const model *m, int64_t max
                                 .exact = v->exact,
                                 .tuned = tuned.length ? tuned.data : NULL,
                                 .kernels = v->kernels};
-        made = cpu_device_create(m, &limits, err);
+        made = v->device == RUNNER_CUDA ? gpu_device_create(m, &limits, err) : cpu_device_create(m, &limits, err);
     }
     text_free(&tuned);
     return made;

@@ -32,7 +32,8 @@ emulated_place *emulated_now;
 
 namespace {
 
-enum { STACK_BYTES = 1 << 16, MOST_THREADS = 1024, LANES = 32 };
+/* Stacks lie 17 cache lines more than a power of two apart: else all of them would meet in the same few sets of the cache. */
+enum { STACK_BYTES = 1 << 16, STACK_STRIDE = STACK_BYTES + 17 * 64, MOST_THREADS = 1024, LANES = 32 };
 
 /* Why a thread is not running. */
 enum wait_state { READY, AT_BLOCK, AT_LANES, DONE };
@@ -112,8 +113,8 @@ void fiber_main()
 
 void fiber_prepare(fiber *f)
 {
-    if (!f->stack)
-        f->stack = (char *)malloc(STACK_BYTES);
+    static char *stacks = (char *)aligned_alloc(64, (size_t)MOST_THREADS * STACK_STRIDE);
+    f->stack = stacks + (f - all.threads) * STACK_STRIDE;
     f->state = READY;
 #if defined(__x86_64__)
     void **top = (void **)(f->stack + STACK_BYTES);
@@ -219,6 +220,13 @@ uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int lanes)
     all.exchange[all.current] = value;
     wait_as(AT_LANES);
     return all.result[all.current ^ lanes];
+}
+
+const uint32_t *emulated_exchange(uint32_t value)
+{
+    all.exchange[all.current] = value;
+    wait_as(AT_LANES);
+    return all.result + all.current / LANES * LANES;
 }
 
 uint32_t __ballot_sync(uint32_t, bool condition)

@@ -69,6 +69,7 @@ void *emulated_shared(void);
 void __syncthreads(void);
 void __syncwarp(void);
 uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int lanes);
+const uint32_t *emulated_exchange(uint32_t value); /* the values of all lanes of the warp, until the next exchange */
 uint32_t __ballot_sync(uint32_t mask, bool condition);
 void emulated_launch(const char *name, dim3 grid, dim3 block, size_t shared_bytes, emulatedStream_t s, std::function<void()> kernel);
 

@@ -250,9 +250,20 @@ GPU_DEVICE uint32_t gpu_order_key(float f)
 /* Alike in all lanes: each step adds the same two numbers in both. */
 GPU_DEVICE float gpu_lanes_sum(float value)
 {
+#if defined(GPU_EMULATE) /* the same tree with one meeting of the lanes instead of five */
+    const uint32_t *lanes = emulated_exchange(gpu_bits(value));
+    float sums[GPU_LANES];
+    for (int i = 0; i < GPU_LANES; i++)
+        sums[i] = gpu_float(lanes[i]);
+    for (int half = GPU_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+#else
     GPU_UNROLL for (int mask = GPU_LANES / 2; mask > 0; mask /= 2)
         value += gpu_float(gpu_shuffle_xor(gpu_bits(value), mask));
     return value;
+#endif
 }
 
 GPU_DEVICE float gpu_lanes_largest(float value)
