@@ -105,6 +105,8 @@ GPU_API gpu_status gpu_capture_end(gpu_stream s, gpu_graph *out);
 GPU_API gpu_status gpu_graph_launch(gpu_graph g, gpu_stream s);
 GPU_API void gpu_graph_destroy(gpu_graph g);
 GPU_API gpu_status gpu_last_launch(void); /* of the launches since the last call, the first that was refused */
+#else
+typedef void *gpu_stream; /* in declarations only */
 #endif
 
 /* ---- kernels ---- */
