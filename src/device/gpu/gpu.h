@@ -139,7 +139,7 @@ static __device__ inline gpu_index_3 gpu_block_index()
 
 #define GPU_DEVICE static __device__ inline
 #if defined(GPU_EMULATE)
-#define GPU_UNROLL
+#define GPU_UNROLL _Pragma("GCC unroll 8")
 #define GPU_NO_UNROLL
 #define GPU_DYNAMIC_SHARED(type, name) type *name = (type *)emulated_shared()
 #define GPU_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \

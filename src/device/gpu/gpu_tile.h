@@ -32,6 +32,8 @@ GPU_DEVICE void gpu_tile_stage(const gpu_tile_rows &rows, int k0, int k, gpu_f4 
     for (int i = (int)threadIdx.x; i < ROWS * per_row; i += GPU_TILE_THREADS) {
         int r = i / per_row, group = i % per_row, at = k0 + 4 * group;
         gpu_f4 v = {{0, 0, 0, 0}};
+        if (k0 + group / groups * VALUES >= k) /* of a lane that has nothing to do */
+            continue;
         if (r < rows.count && at < k) {
             int64_t row = rows.list ? rows.list[rows.first + r] : rows.first + r;
             const float *x = rows.x + row * rows.stride + at;
@@ -109,7 +111,8 @@ GPU_DEVICE void gpu_tile_dots(const gpu_matrix &w, const int n[COLUMNS], const g
         if (k0 + stretch < w.cols)
             gpu_tile_load<FORMAT, COLUMNS>(w, n, k0 + stretch + gpu_lane() * values, &next);
         gpu_sync();
-        gpu_tile_multiply<FORMAT, ROWS, COLUMNS>(now, staged, sums);
+        if (k0 + gpu_lane() * values < w.cols)
+            gpu_tile_multiply<FORMAT, ROWS, COLUMNS>(now, staged, sums);
     }
     GPU_UNROLL for (int r = 0; r < ROWS; r++)
         if (r < rows.count) {
