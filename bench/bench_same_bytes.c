@@ -262,6 +262,10 @@ static void open_lab(lab *l, const char *path)
     for (int i = 0; i < 2; i++) {
         device_limits limits = {.kv = KV_BF16, .threads = i + 1, .max_rows = ROWS, .max_context = CONTEXT};
         l->devices[i] = RIG_DEVICE(l->model, &limits, &err);
+        if (!l->devices[i] && err.code == ERROR_DEVICE) {
+            printf("skipped: %s\n", err.text);
+            exit(77);
+        }
         l->forwards[i] = l->devices[i] ? forward_create(l->devices[i], ROWS, ROWS, &err) : NULL;
         if (!l->forwards[i])
             fail(path, err.text);

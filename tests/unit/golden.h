@@ -48,6 +48,10 @@ static inline rig rig_open_as(const char *directory, kv_dtype kv, int threads, i
     device_limits limits = {.kv = kv, .threads = threads, .max_rows = RIG_ROWS, .max_context = max_tokens,
                             .exact = exact, .kernels = kernels};
     r.device = RIG_DEVICE(r.model, &limits, &err);
+    if (!r.device && err.code == ERROR_DEVICE && RIG_DEVICE != cpu_device_create) {
+        printf("skipped: %s\n", err.text);
+        exit(77);
+    }
     if (!r.device)
         fail_msg("%s", err.text);
     r.forward = forward_create(r.device, RIG_ROWS, RIG_ROWS, &err);

@@ -137,7 +137,8 @@ static void cpu_logits(device *d, const float *hidden, int count, const int32_t 
 
 static const device_ops CPU_OPS = {
     .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .destroy = cpu_destroy,
-    .begin = cpu_begin, .end = cpu_end, .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
+    .begin = cpu_begin, .end = cpu_end,
+    .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
     .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits, .exercise = cpu_exercise,
 };
 

@@ -12,15 +12,17 @@
 
 enum { GPU_STAGINGS = 4, GPU_GRAPHS = 96 };
 
-/* Kernels of all operations; a variant of the dispatch table points to one of these, of which it means the members of its operation. */
+typedef struct gpu_device gpu_device;
+
+/* How the operations of the dispatch table are computed; a variant points to one of these, of which it means the members of its own
+ * operation. They launch on g->stream, for the rows of g->rows unless told otherwise, and have g's scratch memory. */
 typedef struct gpu_kernels {
-    void (*linear)(const gpu_linear_args *a, int rows, gpu_stream s);              /* linear, value */
-    void (*gate_up)(const gpu_mlp_args *a, int rows, int tiles, gpu_stream s);     /* experts */
-    void (*down)(const gpu_mlp_args *a, int rows, int tiles, gpu_stream s);
-    void (*absorb)(const gpu_absorb_args *a, int rows, gpu_stream s);
-    void (*attend)(const gpu_attend_args *a, int rows, gpu_stream s);
-    void (*index_scores)(const gpu_index_score_args *a, gpu_stream s);             /* index */
-    void (*select)(const gpu_select_args *a, gpu_stream s);
+    void (*linear)(gpu_device *g, const gpu_linear_args *a, int rows);   /* linear, value */
+    void (*mlp)(gpu_device *g, const gpu_mlp_args *a);                   /* experts: one MLP for all rows, to a->out */
+    void (*experts)(gpu_device *g, int layer, activations *a);           /* experts: x += those that the router chose, and the shared one */
+    void (*absorb)(gpu_device *g, const gpu_absorb_args *a);
+    void (*attend)(gpu_device *g, const gpu_attend_args *a);
+    void (*index)(gpu_device *g, const gpu_index_score_args *scores, const gpu_select_args *select); /* of scores->score_rows rows */
 } gpu_kernels;
 
 /* Pinned memory through which a step goes to the GPU, with the event that says when it is free again. */
@@ -39,7 +41,7 @@ typedef struct gpu_recording {
     uint64_t used;          /* when, in launches; the one that was not used for longest makes place */
 } gpu_recording;
 
-typedef struct gpu_device {
+struct gpu_device {
     device base;
     bool exact;
     dispatch_table dispatch;
@@ -72,7 +74,7 @@ typedef struct gpu_device {
     float *shared_out;       /* [max_rows][hidden] */
     void *scratch[12];       /* the above, to free them */
     int scratch_count;
-} gpu_device;
+};
 
 static inline gpu_device *gpu_of(device *d)
 {
@@ -105,7 +107,9 @@ void gpu_op_mlp(device *d, const step *s, int layer, activations *a);
 void gpu_op_finish(device *d, const step *s, bool draft, activations *a);
 void gpu_op_logits(device *d, const float *hidden, int count, const int32_t *rows, activations *a);
 
-/* Parts of them, for the tuner: one projection; some MLPs with all rows each. */
+/* The generic variant of each; one projection, for the tuner; the weights of a layer in the checkpoint. */
+extern const gpu_kernels gpu_generic;
+const layer_weights *gpu_host_layer(const gpu_device *g, int layer);
 void gpu_project(gpu_device *g, const gpu_matrix *w, const float *in, float *out, bool add);
 
 #endif

@@ -7,12 +7,10 @@
 static const char *const levels[] = {"generic"};
 enum { LEVELS = sizeof levels / sizeof levels[0] };
 
-static const gpu_kernels generic = {gpu_linear, gpu_gate_up, gpu_down, gpu_absorb, gpu_attend, gpu_index_scores, gpu_select};
-
 static const dispatch_variant variants[] = {
-    {dispatch_linear, "generic", 0, 1, NULL, &generic}, {dispatch_experts, "generic", 0, 1, NULL, &generic},
-    {dispatch_absorb, "generic", 0, 1, NULL, &generic}, {dispatch_value, "generic", 0, 1, NULL, &generic},
-    {dispatch_attend, "generic", 0, 1, NULL, &generic}, {dispatch_index, "generic", 0, 1, NULL, &generic},
+    {dispatch_linear, "generic", 0, 1, NULL, &gpu_generic}, {dispatch_experts, "generic", 0, 1, NULL, &gpu_generic},
+    {dispatch_absorb, "generic", 0, 1, NULL, &gpu_generic}, {dispatch_value, "generic", 0, 1, NULL, &gpu_generic},
+    {dispatch_attend, "generic", 0, 1, NULL, &gpu_generic}, {dispatch_index, "generic", 0, 1, NULL, &gpu_generic},
 };
 
 bool gpu_dispatch_create(gpu_device *g, const device_limits *limits, error *err)

@@ -50,7 +50,7 @@ static void project_rows(gpu_device *g, const gpu_matrix *w, const int32_t *coun
 {
     gpu_linear_args a = {.rows = count, .list = list, .w = *w, .columns = w->rows, .batch = 1, .x = in, .out = out, .x_stride = w->cols,
                          .out_stride = w->rows, .add = add};
-    kernels_for(g, dispatch_linear, w, w->rows, w->cols, rows)->linear(&a, rows, g->stream);
+    kernels_for(g, dispatch_linear, w, w->rows, w->cols, rows)->linear(g, &a, rows);
 }
 
 void gpu_project(gpu_device *g, const gpu_matrix *w, const float *in, float *out, bool add)
@@ -127,9 +127,7 @@ void gpu_op_index_select(device *d, const step *s, int layer, activations *a)
                                        .scale = 1.0f / sqrtf((float)m->index_dim)};
         gpu_select_args select = {.step = g->step, .scores = g->index_scores, .context = g->max_context, .topk = m->index_topk,
                                   .first_row = first, .score_rows = rows, .selected = a->selected, .selected_count = a->selected_count};
-        if (g->max_context > m->index_topk)
-            kernels->index_scores(&scores, g->stream);
-        kernels->select(&select, g->stream);
+        kernels->index(g, &scores, &select);
     }
     check_launches("index_select");
 }
@@ -143,41 +141,24 @@ void gpu_op_attend(device *d, const step *s, int layer, activations *a)
     (void)s;
     gpu_absorb_args absorb = {.step = g->step, .kv_b = w->kv_b, .q = a->q, .out = a->q_absorbed, .heads = m->heads, .nope = m->nope_dim,
                               .rope = m->rope_dim, .v = m->v_dim, .rank = rank};
-    kernels_for(g, dispatch_absorb, &w->kv_b, rank, m->nope_dim, rows)->absorb(&absorb, rows, g->stream);
+    kernels_for(g, dispatch_absorb, &w->kv_b, rank, m->nope_dim, rows)->absorb(g, &absorb);
     gpu_attend_args attend = {.step = g->step, .cache = cache_of(g, layer), .q_absorbed = a->q_absorbed, .q = a->q,
                               .selected = a->selected, .selected_count = a->selected_count, .out = a->attended_latent, .heads = m->heads,
                               .nope = m->nope_dim, .topk = m->index_topk, .scale = 1.0f / sqrtf((float)(m->nope_dim + m->rope_dim))};
-    cache_kernels(g, dispatch_attend, m->heads, rank + m->rope_dim)->attend(&attend, rows, g->stream);
+    cache_kernels(g, dispatch_attend, m->heads, rank + m->rope_dim)->attend(g, &attend);
     gpu_linear_args value = {.rows = &g->step->rows, .w = w->kv_b, .columns = m->v_dim, .batch = m->heads, .w_first = m->nope_dim,
                              .w_step = m->nope_dim + m->v_dim, .x = a->attended_latent, .out = a->attended,
                              .x_stride = (int64_t)m->heads * rank, .x_batch = rank, .out_stride = (int64_t)m->heads * m->v_dim,
                              .out_batch = m->v_dim};
-    kernels_for(g, dispatch_value, &w->kv_b, m->v_dim, rank, rows)->linear(&value, rows, g->stream);
+    kernels_for(g, dispatch_value, &w->kv_b, m->v_dim, rank, rows)->linear(g, &value, rows);
     gpu_project(g, &w->o, a->attended, a->x, true);
     check_launches("attend");
-}
-
-/* Rows of every expert are not known on the host: kernels for the rows that an expert has on average. */
-static int rows_per_expert(const gpu_device *g)
-{
-    const model_config *m = config_of(g);
-    int rows = g->rows * m->experts_per_token / m->experts;
-    return rows > 0 ? rows : 1;
 }
 
 /* What the dispatch table has for an MLP of the model. */
 static const gpu_kernels *mlp_kernels(const gpu_device *g, const matrix *w, int rows)
 {
     return dispatch_kernel(&g->dispatch, dispatch_experts, w->format->name, w->rows, w->cols, rows);
-}
-
-/* One MLP for all rows; lines of act begin act_after floats behind the row count's. */
-static void run_mlp(gpu_device *g, const mlp_weights *w, const gpu_mlp *on_gpu, int act_after, activations *a, float *out)
-{
-    gpu_mlp_args mlp = {.step = g->step, .weights = on_gpu, .x = a->h, .act = a->mlp_act, .out = out, .act_after = act_after,
-                        .hidden = (int32_t)w->gate.cols, .wide = (int32_t)w->gate.rows, .x_stride = w->gate.cols};
-    mlp_kernels(g, &w->gate, g->rows)->gate_up(&mlp, g->rows, 0, g->stream);
-    mlp_kernels(g, &w->down, g->rows)->down(&mlp, g->rows, 0, g->stream);
 }
 
 static void route_rows(gpu_device *g, const gpu_layer *w, activations *a)
@@ -189,28 +170,22 @@ static void route_rows(gpu_device *g, const gpu_layer *w, activations *a)
                             .groups = m->expert_groups, .groups_kept = m->expert_groups_kept,
                             .normalize = m->normalize_expert_weights, .scale = m->routed_scale};
     gpu_route(&route, g->rows, g->stream);
-    gpu_sort_args sort = {.step = g->step, .chosen = a->router_experts, .pair_rows = g->pair_rows, .slots = g->slots, .tiles = g->tiles,
-                          .tile_count = g->tile_count, .counts = g->expert_counts, .experts = m->experts,
-                          .per_token = m->experts_per_token};
-    gpu_sort_pairs(&sort, g->stream);
 }
 
-static void run_experts(gpu_device *g, const layer_weights *host, const gpu_layer *w, activations *a)
+const layer_weights *gpu_host_layer(const gpu_device *g, int layer)
 {
-    const model_config *m = config_of(g);
-    const mlp_weights *first = &host->experts[0];
-    int pairs = g->rows * m->experts_per_token, most = pairs / GPU_EXPERT_ROWS + (pairs < m->experts ? pairs : m->experts);
-    route_rows(g, w, a);
-    gpu_mlp_args mlp = {.step = g->step, .weights = w->experts, .tiles = g->tiles, .tile_count = g->tile_count,
-                        .pair_rows = g->pair_rows, .x = a->h, .act = a->mlp_act, .out = g->pair_out, .hidden = m->hidden_size,
-                        .wide = m->expert_intermediate, .x_stride = m->hidden_size};
-    mlp_kernels(g, &first->gate, rows_per_expert(g))->gate_up(&mlp, g->rows, most, g->stream);
-    mlp_kernels(g, &first->down, rows_per_expert(g))->down(&mlp, g->rows, most, g->stream);
-    if (w->shared)
-        run_mlp(g, &host->shared, w->shared, m->experts_per_token * m->expert_intermediate, a, g->shared_out);
-    gpu_combine_args combine = {.step = g->step, .routed = g->pair_out, .slots = g->slots, .weights = a->router_weights,
-                                .shared = w->shared ? g->shared_out : NULL, .x = a->x, .per_token = m->experts_per_token,
-                                .hidden = m->hidden_size};
+    const model *m = g->base.model;
+    return layer == m->config.layers ? &m->mtp.layer : &m->layers[layer];
+}
+
+/* The dense MLP of a layer: its result is added as that of a shared expert is. */
+static void dense_mlp(gpu_device *g, int layer, activations *a)
+{
+    const mlp_weights *w = &gpu_host_layer(g, layer)->mlp;
+    gpu_mlp_args mlp = {.step = g->step, .weights = g->weights.layers[layer].mlp, .x = a->h, .act = a->mlp_act, .out = g->shared_out,
+                        .hidden = (int32_t)w->gate.cols, .wide = (int32_t)w->gate.rows, .x_stride = w->gate.cols};
+    mlp_kernels(g, &w->gate, g->rows)->mlp(g, &mlp);
+    gpu_combine_args combine = {.step = g->step, .shared = g->shared_out, .x = a->x, .hidden = config_of(g)->hidden_size};
     gpu_combine(&combine, g->rows, g->stream);
 }
 
@@ -219,15 +194,15 @@ void gpu_op_mlp(device *d, const step *s, int layer, activations *a)
     gpu_device *g = gpu_of(d);
     const model_config *m = config_of(g);
     const gpu_layer *w = &g->weights.layers[layer];
-    const layer_weights *host = layer == m->layers ? &d->model->mtp.layer : &d->model->layers[layer];
+    const layer_weights *host = gpu_host_layer(g, layer);
     (void)s;
     norm_rows(g, a->x, m->hidden_size, w->post_attention_norm, m->norm_eps, a->h, m->hidden_size, m->hidden_size);
     if (host->sparse) {
-        run_experts(g, host, w, a);
+        int rows_each = g->rows * m->experts_per_token / m->experts; /* on average; the host knows no more */
+        route_rows(g, w, a);
+        mlp_kernels(g, &host->experts[0].gate, rows_each > 0 ? rows_each : 1)->experts(g, layer, a);
     } else {
-        run_mlp(g, &host->mlp, w->mlp, 0, a, g->shared_out);
-        gpu_combine_args combine = {.step = g->step, .shared = g->shared_out, .x = a->x, .hidden = m->hidden_size};
-        gpu_combine(&combine, g->rows, g->stream);
+        dense_mlp(g, layer, a);
     }
     check_launches("mlp");
 }

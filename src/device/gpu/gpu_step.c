@@ -165,7 +165,8 @@ static gpu_recording *place_for(gpu_device *g)
 bool gpu_begin(device *d, const step *s, device_program program, const float *hidden_in, activations *a)
 {
     gpu_device *g = gpu_of(d);
-    gpu_recording want = {.program = program, .rows = gpu_bucket_rows(g, s->rows), .hidden_in = hidden_in, .x = a->x, .used = ++g->launches};
+    gpu_recording want = {.program = program, .rows = gpu_bucket_rows(g, s->rows), .hidden_in = hidden_in, .x = a->x,
+                          .used = ++g->launches};
     assert(s->rows >= 1 && s->rows <= g->max_rows);
     send_step(g, s);
     g->rows = want.rows;
