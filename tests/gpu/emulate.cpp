@@ -21,7 +21,7 @@
 #endif
 
 extern "C" {
-int emulated_order;
+int emulated_order = getenv("EMULATED_ORDER") ? atoi(getenv("EMULATED_ORDER")) : 0;
 long emulated_launches, emulated_graphs;
 }
 emulated_place *emulated_now;

@@ -33,7 +33,8 @@ emulatedError_t emulated_capture_end(emulatedStream_t s, emulatedGraphExec_t *ou
 emulatedError_t emulated_graph_launch(emulatedGraphExec_t g, emulatedStream_t s);
 void emulated_graph_destroy(emulatedGraphExec_t g);
 
-/* The order in which blocks, warps and lanes run: 0 ascending, 1 descending. Results must not depend on it. */
+/* The order in which blocks, warps and lanes run: 0 ascending, 1 descending; from the environment (EMULATED_ORDER). Results must not
+ * depend on it. */
 extern int emulated_order;
 
 /* How many kernels have run, and how many graphs. */
