@@ -51,7 +51,7 @@ build() {
         find src/device/gpu -name '*.cu'
         find src -name '*.c' ! -name main.c ! -name gpu_absent.c
         echo $carry/page_files.c
-    } | xargs -P "$(nproc)" -I{} "$0" compile {} || return 1
+    } | xargs -P "$(nproc)" -I{} bash "$0" compile {} || return 1
     rm -f $out/libcore.a
     ar rcs $out/libcore.a $out/objects/*.o
     program drawbridge src/main.c &
