@@ -61,6 +61,7 @@ build() {
     program gpu_kernels tests/gpu/test_kernels.c &
     program gpu_same_engine bench/bench_same_bytes.c $device &
     program gpu_batch bench/bench_batch.c $device &
+    program gpu_linear bench/gpu/bench_linear.c &
     wait
     ls -l $out
 }
@@ -84,6 +85,7 @@ test_all() {
 }
 
 speed() {
+    part linear 60 14 $out/gpu_linear
     part batch 40 12 $out/gpu_batch
     part run 60 4 $out/drawbridge run models/nano --device cuda --verbose --temperature 0 -n 64 -p "What is 2 + 3?"
 }
