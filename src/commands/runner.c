@@ -27,6 +27,8 @@ static bool check_values(const runner_values *v, error *err)
         return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", v->argument, v->model);
     if (v->exact && v->kv != 0 && v->kv != 1 + KV_F32)
         return error_set(err, ERROR_USAGE, "--exact needs an f32 cache, found --kv-dtype %s", runner_kv_choices[v->kv]);
+    if (v->device == RUNNER_CUDA && v->threads != OPTION_NOT_GIVEN)
+        return error_set(err, ERROR_USAGE, "--threads is for --device cpu; a GPU has all its threads at work, leave it out");
     if (v->require_tuned && v->kernels)
         return error_set(err, ERROR_USAGE, "--kernels sets the tuned table aside, so --require-tuned cannot be kept; leave one out");
     return true;

@@ -81,6 +81,7 @@ typedef struct device_ops {
     void (*write)(device *d, void *memory, const void *host, size_t bytes); /* host to device */
     void (*copy)(device *d, void *to, const void *from, size_t bytes);      /* device to device */
     void (*destroy)(device *d);
+    size_t (*free_bytes)(device *d); /* of its memory; NULL: it has the machine's */
 
     /* Before the operations of a step, which all get the same s and a. True: the device has done the whole program already, and the
      * operations must be left out. hidden_in: that of draft_embed, NULL in the trunk. */

@@ -57,6 +57,14 @@ static void device_copy(device *d, void *to, const void *from, size_t bytes)
     gpu_must(gpu_on_device(to, from, bytes, gpu_of(d)->stream), "copying memory");
 }
 
+static size_t device_free_bytes(device *d)
+{
+    gpu_properties now;
+    (void)d;
+    gpu_must(gpu_use(0, &now), "asking for free memory");
+    return now.free_bytes;
+}
+
 static void device_destroy(device *d)
 {
     gpu_device *g = gpu_of(d);
@@ -73,7 +81,7 @@ static void device_destroy(device *d)
 
 static const device_ops GPU_OPS = {
     .name = "gpu", .alloc = device_alloc, .free = device_free, .read = device_read, .write = device_write, .copy = device_copy,
-    .destroy = device_destroy, .begin = gpu_begin, .end = gpu_end, .embed = gpu_op_embed,
+    .destroy = device_destroy, .free_bytes = device_free_bytes, .begin = gpu_begin, .end = gpu_end, .embed = gpu_op_embed,
     .attention_project = gpu_op_attention_project, .index_select = gpu_op_index_select, .attend = gpu_op_attend, .mlp = gpu_op_mlp,
     .finish = gpu_op_finish, .draft_embed = gpu_op_draft_embed, .logits = gpu_op_logits, .exercise = gpu_exercise,
 };
