@@ -80,6 +80,10 @@ typedef struct device_ops {
     void (*read)(device *d, void *host, const void *memory, size_t bytes);  /* device to host, complete on return */
     void (*write)(device *d, void *memory, const void *host, size_t bytes); /* host to device */
     void (*copy)(device *d, void *to, const void *from, size_t bytes);      /* device to device */
+    /* to[i] = from[rows[i]], i < count: rows of `bytes` each, a multiple of 4; rows: host memory. */
+    void (*gather)(device *d, void *to, const void *from, int count, const int32_t *rows, size_t bytes);
+    void *(*alloc_host)(device *d, size_t bytes); /* host memory that is fast to read to; NULL on failure */
+    void (*free_host)(device *d, void *memory);
     void (*destroy)(device *d);
     size_t (*free_bytes)(device *d); /* of its memory; NULL: it has the machine's */
 

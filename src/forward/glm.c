@@ -115,7 +115,7 @@ forward *forward_create(device *d, int max_rows, int max_logit_rows, error *err)
         *buffers[i].pointer = d->ops->alloc(d, buffers[i].items * 4);
         ok = ok && *buffers[i].pointer;
     }
-    f->host_logits = mem_try_alloc_lazy((size_t)max_logit_rows * (size_t)d->model->config.vocab_size * sizeof(float));
+    f->host_logits = d->ops->alloc_host(d, (size_t)max_logit_rows * (size_t)d->model->config.vocab_size * sizeof(float));
     if (ok && f->host_logits)
         return f;
     forward_destroy(f);
@@ -131,6 +131,6 @@ void forward_destroy(forward *f)
     list_buffers(f, buffers);
     for (int i = 0; i < BUFFERS; i++)
         f->device->ops->free(f->device, *buffers[i].pointer);
-    mem_free_lazy(f->host_logits);
+    f->device->ops->free_host(f->device, f->host_logits);
     free(f);
 }

@@ -4,7 +4,7 @@
 device *gpu_device_create(const model *m, const device_limits *limits, error *err)
 {
     (void)m, (void)limits;
-    error_set(err, ERROR_DEVICE, "this build has no GPU support (nvcc was not found when it was configured); use --device cpu, or "
-              "install CUDA and build again");
+    error_set(err, ERROR_DEVICE, "this build has no GPU support (it was configured without nvcc); use --device cpu, or install CUDA and "
+              "build again");
     return NULL;
 }

@@ -57,6 +57,30 @@ static void device_copy(device *d, void *to, const void *from, size_t bytes)
     gpu_must(gpu_on_device(to, from, bytes, gpu_of(d)->stream), "copying memory");
 }
 
+static void device_gather(device *d, void *to, const void *from, int count, const int32_t *rows, size_t bytes)
+{
+    gpu_device *g = gpu_of(d);
+    gpu_send_list(g, count, rows);
+    gpu_gather_args a = {.count = g->row_list, .list = g->row_list + 1, .from = from, .to = to, .words = (int32_t)(bytes / 4)};
+    gpu_gather(&a, count, g->stream);
+}
+
+static void *device_alloc_host(device *d, size_t bytes)
+{
+    void *memory = NULL;
+    (void)d;
+    if (gpu_alloc_host(&memory, bytes) == GPU_OK)
+        return memory;
+    (void)gpu_last_launch();
+    return NULL;
+}
+
+static void device_free_host(device *d, void *memory)
+{
+    gpu_must(gpu_stream_wait(gpu_of(d)->stream), "waiting for the last step");
+    gpu_free_host(memory);
+}
+
 static size_t device_free_bytes(device *d)
 {
     gpu_properties now;
@@ -81,7 +105,8 @@ static void device_destroy(device *d)
 
 static const device_ops GPU_OPS = {
     .name = "gpu", .alloc = device_alloc, .free = device_free, .read = device_read, .write = device_write, .copy = device_copy,
-    .destroy = device_destroy, .free_bytes = device_free_bytes, .begin = gpu_begin, .end = gpu_end, .embed = gpu_op_embed,
+    .gather = device_gather, .alloc_host = device_alloc_host, .free_host = device_free_host, .destroy = device_destroy,
+    .free_bytes = device_free_bytes, .begin = gpu_begin, .end = gpu_end, .embed = gpu_op_embed,
     .attention_project = gpu_op_attention_project, .index_select = gpu_op_index_select, .attend = gpu_op_attend, .mlp = gpu_op_mlp,
     .finish = gpu_op_finish, .draft_embed = gpu_op_draft_embed, .logits = gpu_op_logits, .exercise = gpu_exercise,
 };
@@ -118,7 +143,7 @@ static bool alloc_scratch(gpu_device *g, error *err)
     bool ok = true;
     int64_t score_rows = SCORE_FLOATS / g->max_context;
     g->score_rows = score_rows < 1 ? 1 : score_rows < g->max_rows ? (int)score_rows : g->max_rows;
-    g->logit_rows = scratch(g, (rows + 1) * sizeof(int32_t), &ok);
+    g->row_list = scratch(g, (rows + 1) * sizeof(int32_t), &ok);
     g->frequency = scratch(g, (size_t)m->rope_dim / 2 * f, &ok);
     g->draft_input = scratch(g, m->has_mtp ? rows * 2 * hidden * f : f, &ok);
     g->index_scores = scratch(g, (size_t)g->score_rows * (size_t)g->max_context * f, &ok);

@@ -10,7 +10,7 @@
 #include "device/gpu/gpu_kernels.h"
 #include "device/gpu/gpu_weights.h"
 
-enum { GPU_STAGINGS = 4, GPU_GRAPHS = 96 };
+enum { GPU_STAGINGS = 4, GPU_GRAPHS = 160 };
 
 typedef struct gpu_device gpu_device;
 
@@ -62,7 +62,7 @@ struct gpu_device {
     int recording_count;
     uint64_t launches;
 
-    int32_t *logit_rows;     /* device memory: count, then the list [max_rows] */
+    int32_t *row_list;       /* device memory: count, then some rows [max_rows], for logits and gather */
     float *frequency;        /* [rope_dim / 2] */
     float *draft_input;      /* [max_rows][2 * hidden] rows of [embedding; hidden] */
     float *index_scores;     /* [score_rows][max_context] */
@@ -93,8 +93,7 @@ bool gpu_step_create(gpu_device *g, error *err);
 void gpu_step_destroy(gpu_device *g);
 bool gpu_begin(device *d, const step *s, device_program program, const float *hidden_in, activations *a);
 void gpu_end(device *d);
-void gpu_send(gpu_device *g, void *to, size_t bytes); /* the first bytes of the staging whose turn it is */
-uint8_t *gpu_staging_next(gpu_device *g, size_t bytes); /* waits until it is free */
+void gpu_send_list(gpu_device *g, int count, const int32_t *rows); /* to g->row_list */
 int gpu_bucket_rows(const gpu_device *g, int rows);
 
 /* gpu_ops.c */

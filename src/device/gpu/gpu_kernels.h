@@ -232,4 +232,14 @@ typedef struct gpu_combine_args {
 
 GPU_API void gpu_combine(const gpu_combine_args *a, int rows, gpu_stream s);
 
+/* to[i] = from[list[i]], rows of `words` 32-bit words. */
+typedef struct gpu_gather_args {
+    const int32_t *count, *list; /* in device memory */
+    const uint32_t *from;
+    uint32_t *to;
+    int32_t words;
+} gpu_gather_args;
+
+GPU_API void gpu_gather(const gpu_gather_args *a, int rows, gpu_stream s);
+
 #endif

@@ -1,6 +1,5 @@
 /* The operations of device.h as kernel launches. Which kernel runs for what is asked of the dispatch table; launches are sized for the
  * rows of the bucket (gpu_kernels.h). */
-#include <assert.h>
 #include <math.h>
 
 #include "device/gpu/gpu_device.h"
@@ -220,13 +219,7 @@ void gpu_op_finish(device *d, const step *s, bool draft, activations *a)
 void gpu_op_logits(device *d, const float *hidden, int count, const int32_t *rows, activations *a)
 {
     gpu_device *g = gpu_of(d);
-    size_t bytes = ((size_t)count + 1) * sizeof(int32_t);
-    assert(count <= g->max_rows);
-    int32_t *list = (int32_t *)(void *)gpu_staging_next(g, bytes);
-    list[0] = count;
-    for (int i = 0; i < count; i++)
-        list[1 + i] = rows[i];
-    gpu_send(g, g->logit_rows, bytes);
-    project_rows(g, &g->weights.lm_head, g->logit_rows, g->logit_rows + 1, gpu_bucket_rows(g, count), hidden, a->logits, false);
+    gpu_send_list(g, count, rows);
+    project_rows(g, &g->weights.lm_head, g->row_list, g->row_list + 1, gpu_bucket_rows(g, count), hidden, a->logits, false);
     check_launches("logits");
 }

@@ -8,12 +8,13 @@
 
 enum { FIRST_TABLE_ENTRIES = 1 << 16 };
 
-/* Powers of two, and the most a step may have: one recording for each. */
+/* Rows are rounded up by less than a quarter: some kernels compute the rows that are not there. One recording for each. */
 int gpu_bucket_rows(const gpu_device *g, int rows)
 {
-    int bucket = 1;
-    while (bucket < rows)
-        bucket *= 2;
+    int unit = 1;
+    while (unit * 8 < rows)
+        unit *= 2;
+    int bucket = (rows + unit - 1) / unit * unit;
     return bucket < g->max_rows ? bucket : g->max_rows;
 }
 
@@ -66,7 +67,8 @@ void gpu_step_destroy(gpu_device *g)
     free(g->sequence_pages);
 }
 
-uint8_t *gpu_staging_next(gpu_device *g, size_t bytes)
+/* Pinned memory that is free again. */
+static uint8_t *staging_next(gpu_device *g, size_t bytes)
 {
     assert(bytes <= g->step_bytes);
     g->turn = (g->turn + 1) % GPU_STAGINGS;
@@ -74,11 +76,22 @@ uint8_t *gpu_staging_next(gpu_device *g, size_t bytes)
     return g->staging[g->turn].memory;
 }
 
-void gpu_send(gpu_device *g, void *to, size_t bytes)
+/* The first bytes of it, to the GPU. */
+static void send_staging(gpu_device *g, void *to, size_t bytes)
 {
     gpu_staging *from = &g->staging[g->turn];
     gpu_must(gpu_to_device(to, from->memory, bytes, g->stream), "copying the tables of a step");
     gpu_must(gpu_event_record(from->sent, g->stream), "copying the tables of a step");
+}
+
+void gpu_send_list(gpu_device *g, int count, const int32_t *rows)
+{
+    size_t bytes = ((size_t)count + 1) * sizeof(int32_t);
+    assert(count <= g->max_rows);
+    int32_t *list = (int32_t *)(void *)staging_next(g, bytes);
+    list[0] = count;
+    memcpy(list + 1, rows, (size_t)count * sizeof *rows);
+    send_staging(g, g->row_list, bytes);
 }
 
 /* Pages that each sequence of the step needs, at g->sequence_pages[sequence]; returns how many sequences there are. */
@@ -120,7 +133,7 @@ static void send_step(gpu_device *g, const step *s)
     size_t bytes = sizeof(gpu_step) + (3 * rows + (size_t)sequences + total) * sizeof(int32_t);
     if (bytes > g->step_bytes)
         grow(g, (size_t)sequences + total);
-    uint8_t *staging = gpu_staging_next(g, bytes);
+    uint8_t *staging = staging_next(g, bytes);
     int32_t *to = (int32_t *)(void *)(staging + sizeof(gpu_step)), *first = to + 3 * rows, *table = first + sequences;
     const int32_t *there = (const int32_t *)(const void *)(g->step + 1);
     gpu_step header = {.rows = s->rows, .keep_keys = s->keep_keys, .tokens = there, .positions = there + rows,
@@ -136,7 +149,7 @@ static void send_step(gpu_device *g, const step *s)
             memcpy(table, s->page_tables[i], (size_t)pages[i] * sizeof *table);
         table += pages[i];
     }
-    gpu_send(g, g->step, bytes);
+    send_staging(g, g->step, bytes);
 }
 
 static gpu_recording *find_recording(gpu_device *g, const gpu_recording *want)
