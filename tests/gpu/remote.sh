@@ -92,7 +92,6 @@ speed() {
 
 sanitize() {
     part memcheck 90 6 compute-sanitizer --tool memcheck --error-exitcode 9 $out/gpu_golden_random
-    part racecheck 90 6 compute-sanitizer --tool racecheck --error-exitcode 9 $out/gpu_golden_random
     part memcheck_kernels 60 6 compute-sanitizer --tool memcheck --error-exitcode 9 $out/gpu_kernels
     part racecheck_kernels 60 6 compute-sanitizer --tool racecheck --error-exitcode 9 $out/gpu_kernels
     part initcheck_kernels 60 6 compute-sanitizer --tool initcheck --error-exitcode 9 $out/gpu_kernels

@@ -28,45 +28,43 @@ GPU_DEVICE mlp_work mlp_work_of(const gpu_mlp_args &a)
     return work;
 }
 
-template <int ROWS, int COLUMNS>
-static __global__ void __launch_bounds__(GPU_TILE_THREADS) gate_up_kernel(gpu_mlp_args a)
+template <typename CUT>
+static __global__ void __launch_bounds__(CUT::THREADS) gate_up_kernel(gpu_mlp_args a)
 {
     GPU_DYNAMIC_SHARED(gpu_f4, staged);
-    mlp_work work = mlp_work_of<ROWS>(a);
+    mlp_work work = mlp_work_of<CUT::ROWS>(a);
     if (work.count <= 0)
         return;
-    int column = ((int)blockIdx.x * GPU_TILE_WARPS + (int)threadIdx.x / GPU_LANES) * COLUMNS, n[COLUMNS];
-    gpu_tile_columns<COLUMNS>(column, a.wide, n);
+    int n[CUT::COLUMNS], column = gpu_tile_columns<CUT>(0, a.wide, n);
     gpu_tile_rows x = {a.x, a.x_stride, a.tiles ? a.pair_rows : nullptr, work.line, work.count};
-    float gate[ROWS][COLUMNS], up[ROWS][COLUMNS] = {};
+    float gate[CUT::ROWS][CUT::COLUMNS], up[CUT::ROWS][CUT::COLUMNS] = {};
     GPU_NO_UNROLL for (int part = 0; part < 2; part++) { /* one copy of the code for both */
-        GPU_UNROLL for (int r = 0; r < ROWS; r++)
-            GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
+        GPU_UNROLL for (int r = 0; r < CUT::ROWS; r++)
+            GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
                 gate[r][c] = up[r][c];
-        gpu_tile_dots_any<ROWS, COLUMNS>(part ? work.w->up : work.w->gate, n, x, staged, up);
+        gpu_tile_dots_any<CUT>(part ? work.w->up : work.w->gate, n, x, staged, up);
     }
     float *act = a.act + (int64_t)a.step->rows * a.act_after;
-    GPU_UNROLL for (int r = 0; r < ROWS; r++)
-        GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
-            if (gpu_lane() == r * COLUMNS + c && r < work.count && column + c < a.wide)
+    GPU_UNROLL for (int r = 0; r < CUT::ROWS; r++)
+        GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
+            if (gpu_lane() == r * CUT::COLUMNS + c && r < work.count && column + c < a.wide)
                 act[(int64_t)(work.line + r) * a.wide + column + c] = gpu_silu(gate[r][c]) * up[r][c];
 }
 
-template <int ROWS, int COLUMNS>
-static __global__ void __launch_bounds__(GPU_TILE_THREADS) down_kernel(gpu_mlp_args a)
+template <typename CUT>
+static __global__ void __launch_bounds__(CUT::THREADS) down_kernel(gpu_mlp_args a)
 {
     GPU_DYNAMIC_SHARED(gpu_f4, staged);
-    mlp_work work = mlp_work_of<ROWS>(a);
+    mlp_work work = mlp_work_of<CUT::ROWS>(a);
     if (work.count <= 0)
         return;
-    int column = ((int)blockIdx.x * GPU_TILE_WARPS + (int)threadIdx.x / GPU_LANES) * COLUMNS, n[COLUMNS];
-    gpu_tile_columns<COLUMNS>(column, a.hidden, n);
+    int n[CUT::COLUMNS], column = gpu_tile_columns<CUT>(0, a.hidden, n);
     gpu_tile_rows act = {a.act + (int64_t)a.step->rows * a.act_after, a.wide, nullptr, work.line, work.count};
-    float sums[ROWS][COLUMNS];
-    gpu_tile_dots_any<ROWS, COLUMNS>(work.w->down, n, act, staged, sums);
-    GPU_UNROLL for (int r = 0; r < ROWS; r++)
-        GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
-            if (gpu_lane() == r * COLUMNS + c && r < work.count && column + c < a.hidden)
+    float sums[CUT::ROWS][CUT::COLUMNS];
+    gpu_tile_dots_any<CUT>(work.w->down, n, act, staged, sums);
+    GPU_UNROLL for (int r = 0; r < CUT::ROWS; r++)
+        GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
+            if (gpu_lane() == r * CUT::COLUMNS + c && r < work.count && column + c < a.hidden)
                 a.out[(int64_t)(work.line + r) * a.hidden + column + c] = sums[r][c];
 }
 
@@ -86,35 +84,42 @@ static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(gpu_com
 }
 
 #if GPU_HOST_CODE
-template <int ROWS, int COLUMNS>
+template <typename CUT>
 static void launch(void (*kernel)(gpu_mlp_args), const gpu_mlp_args *a, int columns, int rows, int tiles, gpu_stream s)
 {
     gpu_mlp_args with_parts = *a;
-    int per_block = GPU_TILE_WARPS * COLUMNS, most = rows < GPU_EXPERT_ROWS ? rows : (int)GPU_EXPERT_ROWS; /* rows of a tile */
-    with_parts.parts = (most + ROWS - 1) / ROWS;
-    int lines = a->tiles ? tiles * with_parts.parts : (rows + ROWS - 1) / ROWS;
-    dim3 grid((unsigned)((columns + per_block - 1) / per_block), (unsigned)lines);
-    GPU_LAUNCH(kernel, grid, dim3(GPU_TILE_THREADS), GPU_TILE_BYTES(ROWS), s, with_parts);
+    int most = rows < GPU_EXPERT_ROWS ? rows : (int)GPU_EXPERT_ROWS; /* rows of a tile */
+    with_parts.parts = (most + CUT::ROWS - 1) / CUT::ROWS;
+    int lines = a->tiles ? tiles * with_parts.parts : (rows + CUT::ROWS - 1) / CUT::ROWS;
+    GPU_LAUNCH(kernel, dim3(gpu_tile_blocks<CUT>(columns), (unsigned)lines), dim3(CUT::THREADS), GPU_TILE_BYTES, s, with_parts);
+}
+
+/* Rows that a tile has at most, or, with many experts, mostly. */
+static int rows_together(const gpu_mlp_args *a, int rows)
+{
+    return a->tiles && rows <= 16 ? (rows < 4 ? rows : 4) : rows;
 }
 
 void gpu_gate_up(const gpu_mlp_args *a, int rows, int tiles, gpu_stream s)
 {
-    if (rows == 1)
-        launch<1, 2>(gate_up_kernel<1, 2>, a, a->wide, rows, tiles, s);
-    else if (rows <= 16)
-        launch<4, 2>(gate_up_kernel<4, 2>, a, a->wide, rows, tiles, s);
+    int together = rows_together(a, rows);
+    if (together == 1)
+        launch<gpu_cut_1>(gate_up_kernel<gpu_cut_1>, a, a->wide, rows, tiles, s);
+    else if (together <= 4)
+        launch<gpu_cut_4>(gate_up_kernel<gpu_cut_4>, a, a->wide, rows, tiles, s);
     else
-        launch<8, 4>(gate_up_kernel<8, 4>, a, a->wide, rows, tiles, s);
+        launch<gpu_cut_8>(gate_up_kernel<gpu_cut_8>, a, a->wide, rows, tiles, s);
 }
 
 void gpu_down(const gpu_mlp_args *a, int rows, int tiles, gpu_stream s)
 {
-    if (rows == 1)
-        launch<1, 2>(down_kernel<1, 2>, a, a->hidden, rows, tiles, s);
-    else if (rows <= 16)
-        launch<4, 2>(down_kernel<4, 2>, a, a->hidden, rows, tiles, s);
+    int together = rows_together(a, rows);
+    if (together == 1)
+        launch<gpu_cut_1>(down_kernel<gpu_cut_1>, a, a->hidden, rows, tiles, s);
+    else if (together <= 4)
+        launch<gpu_cut_4>(down_kernel<gpu_cut_4>, a, a->hidden, rows, tiles, s);
     else
-        launch<8, 4>(down_kernel<8, 4>, a, a->hidden, rows, tiles, s);
+        launch<gpu_cut_8>(down_kernel<gpu_cut_8>, a, a->hidden, rows, tiles, s);
 }
 
 void gpu_combine(const gpu_combine_args *a, int rows, gpu_stream s)
@@ -123,10 +128,10 @@ void gpu_combine(const gpu_combine_args *a, int rows, gpu_stream s)
     GPU_LAUNCH(combine_kernel, grid, dim3(COMBINE_THREADS), 0, s, *a);
 }
 #else
-template __global__ void gate_up_kernel<1, 2>(gpu_mlp_args);
-template __global__ void gate_up_kernel<4, 2>(gpu_mlp_args);
-template __global__ void gate_up_kernel<8, 4>(gpu_mlp_args);
-template __global__ void down_kernel<1, 2>(gpu_mlp_args);
-template __global__ void down_kernel<4, 2>(gpu_mlp_args);
-template __global__ void down_kernel<8, 4>(gpu_mlp_args);
+template __global__ void gate_up_kernel<gpu_cut_1>(gpu_mlp_args);
+template __global__ void gate_up_kernel<gpu_cut_4>(gpu_mlp_args);
+template __global__ void gate_up_kernel<gpu_cut_8>(gpu_mlp_args);
+template __global__ void down_kernel<gpu_cut_1>(gpu_mlp_args);
+template __global__ void down_kernel<gpu_cut_4>(gpu_mlp_args);
+template __global__ void down_kernel<gpu_cut_8>(gpu_mlp_args);
 #endif

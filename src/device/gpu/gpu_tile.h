@@ -1,19 +1,28 @@
 /* The inner part of projections and experts, for kernels: dot products of some rows of x with some rows of a matrix.
  *
- * A warp owns COLUMNS rows of the matrix, a block ROWS rows of x, which lie in shared memory a stretch of 32 chunks at a time. Lane l
- * takes chunks l, l + 32, ...; a piece of 8 values is summed by itself, scaled, and added to the lane's sum; the lanes' sums are
- * added as a tree. So a result depends on its two rows only, whatever ROWS and COLUMNS are. */
+ * A warp owns COLUMNS rows of the matrix, a block ROWS rows of x. Lane l takes chunks l, l + 32, ... of a row; 32 chunks are a stretch. As
+ * many stretches of x as fit lie in shared memory at a time, and DEPTH stretches of weights are on their way while one is computed.
+ * A piece of 8 values is summed by itself, scaled, and added to the lane's sum; the lanes' sums are added as a tree. So a result depends
+ * on its two rows only, whatever ROWS, COLUMNS and DEPTH are. */
 #ifndef DEVICE_GPU_GPU_TILE_H
 #define DEVICE_GPU_GPU_TILE_H
 
 #include "device/gpu/gpu_math.h"
 
-enum { GPU_TILE_WARPS = 4, GPU_TILE_THREADS = GPU_TILE_WARPS * GPU_LANES };
+/* Shared memory of a block: GPU_TILE_GROUPS times 32 groups of 4 values, with one group more per 32 so that neither side meets in one
+ * bank. Enough for one stretch of 8 rows in the format with the longest chunks. */
+enum { GPU_TILE_GROUP = GPU_LANES + 1, GPU_TILE_GROUPS = 64 };
+#define GPU_TILE_BYTES ((size_t)GPU_TILE_GROUPS * GPU_TILE_GROUP * sizeof(gpu_f4))
 
-/* Shared memory of a block with that many rows: 8 or fewer groups of 4 values per chunk, one group more per 32 so that neither side
- * meets in one bank. */
-enum { GPU_TILE_GROUP = GPU_LANES + 1 };
-#define GPU_TILE_BYTES(rows) ((size_t)(rows) * 8 * GPU_TILE_GROUP * sizeof(gpu_f4))
+/* How a block is cut: its rows of x, warps, and rows of the matrix per warp. For one row the weights are all that counts; for more, each
+ * value of x that is read from shared memory has to meet more of them. */
+template <int R, int W, int C, int D>
+struct gpu_cut {
+    enum { ROWS = R, WARPS = W, COLUMNS = C, DEPTH = D, THREADS = W * GPU_LANES, PER_BLOCK = W * C };
+};
+typedef gpu_cut<1, 8, 2, 4> gpu_cut_1;
+typedef gpu_cut<4, 4, 4, 2> gpu_cut_4;
+typedef gpu_cut<8, 4, 4, 1> gpu_cut_8;
 
 /* Rows of x: row r of the tile begins at x + index(r) * stride. */
 struct gpu_tile_rows {
@@ -23,16 +32,17 @@ struct gpu_tile_rows {
     int first, count;    /* in the tile */
 };
 
-/* Columns k0 .. k0 + 32 * VALUES - 1 of the rows, zeros behind the last. Group q of lane l at [row][q][l]. */
-template <int VALUES, int ROWS>
-GPU_DEVICE void gpu_tile_stage(const gpu_tile_rows &rows, int k0, int k, gpu_f4 *staged)
+/* `stretches` stretches of the rows from column k0 on, zeros behind the last column. Group q of lane l at [stretch][row][q][l]. */
+template <int VALUES, typename CUT>
+GPU_DEVICE void gpu_tile_stage(const gpu_tile_rows &rows, int k0, int k, int stretches, gpu_f4 *staged)
 {
     const int groups = VALUES / 4, per_row = GPU_LANES * groups;
     bool whole = rows.stride % 4 == 0 && k % 4 == 0 && (uintptr_t)rows.x % 16 == 0;
-    for (int i = (int)threadIdx.x; i < ROWS * per_row; i += GPU_TILE_THREADS) {
-        int r = i / per_row, group = i % per_row, at = k0 + 4 * group;
+    for (int i = (int)threadIdx.x; i < stretches * CUT::ROWS * per_row; i += CUT::THREADS) {
+        int line = i / per_row, group = i % per_row, r = line % CUT::ROWS;
+        int first = k0 + line / CUT::ROWS * 4 * per_row, at = first + 4 * group;
         gpu_f4 v = {{0, 0, 0, 0}};
-        if (k0 + group / groups * VALUES >= k) /* of a lane that has nothing to do */
+        if (first + group / groups * VALUES >= k) /* of a lane that has nothing to do */
             continue;
         if (r < rows.count && at < k) {
             int64_t row = rows.list ? rows.list[rows.first + r] : rows.first + r;
@@ -43,7 +53,7 @@ GPU_DEVICE void gpu_tile_stage(const gpu_tile_rows &rows, int k0, int k, gpu_f4 
                 for (int j = 0; j < 4 && at + j < k; j++)
                     v.v[j] = x[j];
         }
-        staged[(r * groups + group % groups) * GPU_TILE_GROUP + group / groups] = v;
+        staged[(line * groups + group % groups) * GPU_TILE_GROUP + group / groups] = v;
     }
 }
 
@@ -94,54 +104,70 @@ GPU_DEVICE void gpu_tile_multiply(const gpu_tile_weights<FORMAT, COLUMNS> &w, co
 }
 
 /* All threads of the block call this; all lanes get the sums. n: the warp's rows of w. */
-template <int FORMAT, int ROWS, int COLUMNS>
-GPU_DEVICE void gpu_tile_dots(const gpu_matrix &w, const int n[COLUMNS], const gpu_tile_rows &rows, gpu_f4 *staged,
-                              float sums[ROWS][COLUMNS])
+template <int FORMAT, typename CUT>
+GPU_DEVICE void gpu_tile_dots(const gpu_matrix &w, const int n[CUT::COLUMNS], const gpu_tile_rows &rows, gpu_f4 *staged,
+                              float sums[CUT::ROWS][CUT::COLUMNS])
 {
-    const int values = gpu_chunk<FORMAT>::VALUES, stretch = GPU_LANES * values;
-    gpu_tile_weights<FORMAT, COLUMNS> now, next;
-    GPU_UNROLL for (int r = 0; r < ROWS; r++)
-        GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
+    const int values = gpu_chunk<FORMAT>::VALUES, stretch = GPU_LANES * values, groups = values / 4, depth = CUT::DEPTH;
+    const int span = GPU_TILE_GROUPS / (groups * CUT::ROWS), total = (w.cols + stretch - 1) / stretch; /* stretches at a time, in all */
+    const int lane_k = gpu_lane() * values;
+    gpu_tile_weights<FORMAT, CUT::COLUMNS> ring[CUT::DEPTH];
+    GPU_UNROLL for (int r = 0; r < CUT::ROWS; r++)
+        GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
             sums[r][c] = 0.0f;
-    gpu_tile_load<FORMAT, COLUMNS>(w, n, gpu_lane() * values, &next);
-    for (int k0 = 0; k0 < w.cols; k0 += stretch) {
-        now = next;
+    GPU_UNROLL for (int d = 0; d < depth; d++)
+        gpu_tile_load<FORMAT, CUT::COLUMNS>(w, n, d * stretch + lane_k, &ring[d]);
+    for (int first = 0; first < total; first += span) {
+        int count = gpu_least(total - first, span);
         gpu_sync();
-        gpu_tile_stage<gpu_chunk<FORMAT>::VALUES, ROWS>(rows, k0, w.cols, staged);
-        if (k0 + stretch < w.cols)
-            gpu_tile_load<FORMAT, COLUMNS>(w, n, k0 + stretch + gpu_lane() * values, &next);
+        gpu_tile_stage<gpu_chunk<FORMAT>::VALUES, CUT>(rows, first * stretch, w.cols, count, staged);
         gpu_sync();
-        if (k0 + gpu_lane() * values < w.cols)
-            gpu_tile_multiply<FORMAT, ROWS, COLUMNS>(now, staged, sums);
+        for (int s = 0; s < count; s += depth) /* span is a multiple of depth, so that the ring goes on where it was */
+            GPU_UNROLL for (int d = 0; d < depth; d++) {
+                int k = (first + s + d) * stretch + lane_k;
+                const gpu_f4 *x = staged + (s + d) * CUT::ROWS * groups * GPU_TILE_GROUP;
+                if (s + d < count && k < w.cols)
+                    gpu_tile_multiply<FORMAT, CUT::ROWS, CUT::COLUMNS>(ring[d], x, sums);
+                gpu_tile_load<FORMAT, CUT::COLUMNS>(w, n, k + depth * stretch, &ring[d]);
+            }
     }
-    GPU_UNROLL for (int r = 0; r < ROWS; r++)
+    GPU_UNROLL for (int r = 0; r < CUT::ROWS; r++)
         if (r < rows.count) {
-            GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
+            GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
                 sums[r][c] = gpu_lanes_sum(sums[r][c]);
         }
 }
 
 /* The same for a format known at run time. */
-template <int ROWS, int COLUMNS>
-GPU_DEVICE void gpu_tile_dots_any(const gpu_matrix &w, const int n[COLUMNS], const gpu_tile_rows &rows, gpu_f4 *staged,
-                                  float sums[ROWS][COLUMNS])
+template <typename CUT>
+GPU_DEVICE void gpu_tile_dots_any(const gpu_matrix &w, const int n[CUT::COLUMNS], const gpu_tile_rows &rows, gpu_f4 *staged,
+                                  float sums[CUT::ROWS][CUT::COLUMNS])
 {
     switch (w.format) {
-    case GPU_F32: gpu_tile_dots<GPU_F32, ROWS, COLUMNS>(w, n, rows, staged, sums); break;
-    case GPU_BF16: gpu_tile_dots<GPU_BF16, ROWS, COLUMNS>(w, n, rows, staged, sums); break;
-    case GPU_FP8_BLOCK: gpu_tile_dots<GPU_FP8_BLOCK, ROWS, COLUMNS>(w, n, rows, staged, sums); break;
-    case GPU_MXFP4: gpu_tile_dots<GPU_MXFP4, ROWS, COLUMNS>(w, n, rows, staged, sums); break;
-    case GPU_NVFP4: gpu_tile_dots<GPU_NVFP4, ROWS, COLUMNS>(w, n, rows, staged, sums); break;
-    default: gpu_tile_dots<GPU_FP8_CHANNEL, ROWS, COLUMNS>(w, n, rows, staged, sums);
+    case GPU_F32: gpu_tile_dots<GPU_F32, CUT>(w, n, rows, staged, sums); break;
+    case GPU_BF16: gpu_tile_dots<GPU_BF16, CUT>(w, n, rows, staged, sums); break;
+    case GPU_FP8_BLOCK: gpu_tile_dots<GPU_FP8_BLOCK, CUT>(w, n, rows, staged, sums); break;
+    case GPU_MXFP4: gpu_tile_dots<GPU_MXFP4, CUT>(w, n, rows, staged, sums); break;
+    case GPU_NVFP4: gpu_tile_dots<GPU_NVFP4, CUT>(w, n, rows, staged, sums); break;
+    default: gpu_tile_dots<GPU_FP8_CHANNEL, CUT>(w, n, rows, staged, sums);
     }
 }
 
-/* The matrix rows of this warp: COLUMNS from first on; those at `end` and behind it stand for the last. */
-template <int COLUMNS>
-GPU_DEVICE void gpu_tile_columns(int first, int end, int n[COLUMNS])
+/* The matrix rows of this warp: COLUMNS from the returned one on, counted from `base`; those at `end` and behind it stand for the last. */
+template <typename CUT>
+GPU_DEVICE int gpu_tile_columns(int base, int end, int n[CUT::COLUMNS])
 {
-    GPU_UNROLL for (int c = 0; c < COLUMNS; c++)
-        n[c] = gpu_least(first + c, end - 1);
+    int column = (int)blockIdx.x * CUT::PER_BLOCK + (int)threadIdx.x / GPU_LANES * CUT::COLUMNS;
+    GPU_UNROLL for (int c = 0; c < CUT::COLUMNS; c++)
+        n[c] = base + gpu_least(column + c, end - 1);
+    return column;
+}
+
+/* Blocks for so many columns. */
+template <typename CUT>
+static inline __host__ unsigned gpu_tile_blocks(int columns)
+{
+    return (unsigned)((columns + CUT::PER_BLOCK - 1) / CUT::PER_BLOCK);
 }
 
 #endif
