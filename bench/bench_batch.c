@@ -14,6 +14,11 @@
 #include "base/random.h"
 #include "engine/bulk.h"
 
+/* The device to measure: tests/gpu builds this for others. */
+#ifndef RIG_DEVICE
+#define RIG_DEVICE cpu_device_create
+#endif
+
 enum { ANSWER = 32, ROWS = 256, MOST = 32, CASES = 6 };
 
 typedef struct bench {
@@ -33,7 +38,7 @@ static bool bench_open(bench *b, const char *directory, int threads, int context
         return false;
     b->longest = context > ROWS ? context : ROWS;
     device_limits limits = {.kv = KV_BF16, .threads = threads, .max_rows = ROWS, .max_context = b->longest + ANSWER + 1};
-    b->device = cpu_device_create(b->model, &limits, err);
+    b->device = RIG_DEVICE(b->model, &limits, err);
     b->forward = b->device ? forward_create(b->device, ROWS, MOST, err) : NULL;
     b->prompt = mem_alloc((size_t)MOST * (size_t)b->longest, sizeof *b->prompt);
     for (int i = 0; i < MOST * b->longest; i++)

@@ -74,7 +74,7 @@ static bool check_values(const inspect_values *v, error *err)
 {
     const runner_values *r = &v->runner;
     const char *needs = r->threads != OPTION_NOT_GIVEN ? "threads" : r->chunk != OPTION_NOT_GIVEN ? "chunk" : r->kv != 0 ? "kv-dtype"
-                        : r->exact ? "exact" : r->tuned ? "tuned" : r->kernels ? "kernels" : NULL;
+                        : r->exact ? "exact" : r->tuned ? "tuned" : r->kernels ? "kernels" : r->device != RUNNER_CPU ? "device" : NULL;
     if (r->argument && r->model)
         return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", r->argument, r->model);
     if (r->exact && r->kv != 0 && r->kv != 1 + KV_F32)

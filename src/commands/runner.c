@@ -8,6 +8,7 @@
 #include "commands/model_path.h"
 #include "model/inspect.h"
 
+const char *const runner_device_choices[] = {"cpu", "cuda", NULL};
 const char *const runner_kv_choices[] = {"auto", "f32", "bf16", "fp8", NULL};
 _Static_assert(KV_F32 == 0 && KV_BF16 == 1 && KV_FP8 == 2 && KV_DTYPE_COUNT == 3, "runner_kv_choices follows kv_dtype");
 
@@ -26,6 +27,8 @@ static bool check_values(const runner_values *v, error *err)
         return error_set(err, ERROR_USAGE, "the model is given twice: %s and --model %s", v->argument, v->model);
     if (v->exact && v->kv != 0 && v->kv != 1 + KV_F32)
         return error_set(err, ERROR_USAGE, "--exact needs an f32 cache, found --kv-dtype %s", runner_kv_choices[v->kv]);
+    if (v->device == RUNNER_CUDA && v->threads != OPTION_NOT_GIVEN)
+        return error_set(err, ERROR_USAGE, "--threads is for --device cpu; a GPU has all its threads at work, leave it out");
     if (v->require_tuned && v->kernels)
         return error_set(err, ERROR_USAGE, "--kernels sets the tuned table aside, so --require-tuned cannot be kept; leave one out");
     return true;
@@ -73,7 +76,7 @@ device *runner_create_device(const runner_values *v, const model *m, int64_t max
                                 .exact = v->exact,
                                 .tuned = tuned.length ? tuned.data : NULL,
                                 .kernels = v->kernels};
-        made = cpu_device_create(m, &limits, err);
+        made = v->device == RUNNER_CUDA ? gpu_device_create(m, &limits, err) : cpu_device_create(m, &limits, err);
     }
     text_free(&tuned);
     return made;

@@ -9,6 +9,7 @@ typedef struct runner_values {
     const char *argument, *model; /* MODEL and --model: one of them, or neither */
     int64_t threads, chunk;       /* OPTION_NOT_GIVEN: as many as cores; RUNNER_CHUNK */
     int64_t context;              /* OPTION_NOT_GIVEN: what the model allows; only in RUNNER_CONTEXT_ROW */
+    int device;                   /* index into runner_device_choices */
     int kv;                       /* index into runner_kv_choices */
     bool exact;
     double latent_eps;            /* NaN: not given */
@@ -16,8 +17,10 @@ typedef struct runner_values {
     bool require_tuned;
 } runner_values;
 
+enum { RUNNER_CPU, RUNNER_CUDA }; /* runner_device_choices */
 enum { RUNNER_CHUNK = 256, RUNNER_MAX_CHUNK = 4096, RUNNER_MAX_THREADS = 1024 };
 
+extern const char *const runner_device_choices[]; /* "cpu", "cuda" */
 extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dtype in its order */
 
 /* Rows for the table of a command whose struct has a field `runner`. */
@@ -27,7 +30,11 @@ extern const char *const runner_kv_choices[]; /* "auto", then the names of kv_dt
      .help = "The model's directory. Without it, the built-in model is used."}, \
     {.name = "model", .letter = 'm', .type = OPTION_DIRECTORY, .metavar = "DIR", .offset = RUNNER_OFFSET(values, model), \
      .unset = "the built-in model", .help = "The same as MODEL."}
+#define RUNNER_DEVICE_ROW(values) \
+    {.name = "device", .type = OPTION_CHOICE, .choices = runner_device_choices, .by_default = "cpu", .group = "Computation", \
+     .offset = RUNNER_OFFSET(values, device), .help = "What computes: this machine's processor, or its first NVIDIA GPU."}
 #define RUNNER_DEVICE_ROWS(values) \
+    RUNNER_DEVICE_ROW(values), \
     {.name = "threads", .letter = 't', .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_THREADS, \
      .unset = "all cores", .group = "Computation", .offset = RUNNER_OFFSET(values, threads), \
      .help = "Threads that compute. The result does not depend on it."}, \

@@ -71,7 +71,7 @@ static const option serve_options[] = {
     {.name = "max-queue", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1000000, .by_default = "1024", .group = "Engine",
      .offset = AT(max_queue), .help = "Requests that may wait. One more is refused with 503 and Retry-After."},
     {.name = "kv-tokens", .type = OPTION_INT, .metavar = "N", .least = 64, .most = 1e12,
-     .unset = "8 contexts, at most a quarter of free memory", .group = "Engine", .offset = AT(kv_tokens),
+     .unset = "8 contexts, at most a quarter of free memory, or three quarters of a GPU's", .group = "Engine", .offset = AT(kv_tokens),
      .help = "Room in the KV cache, in tokens, for running sequences and cached prefixes together."},
     {.name = "prefix-cache", .type = OPTION_FLAG, .by_default = "on", .group = "Engine", .offset = AT(prefix_cache),
      .help = "Do not keep the keys of finished requests for later ones that begin alike."},
@@ -107,13 +107,16 @@ static int given(int64_t value)
     return value == OPTION_NOT_GIVEN ? 0 : (int)value;
 }
 
-/* --kv-tokens, or 8 contexts as far as a quarter of the free memory goes, but one context in any case. */
+/* --kv-tokens, or 8 contexts as far as a quarter of the free memory goes (three quarters of a GPU's, which has no other use for it), but
+ * one context in any case. */
 static int64_t cache_tokens(const serve_values *v, const runner *r, int64_t context)
 {
     enum { CONTEXTS = 8, MEMORY_PARTS = 4, MOST_TOKENS = 1 << 28 };
     if (v->kv_tokens != OPTION_NOT_GIVEN)
         return v->kv_tokens;
-    uint64_t room = machine_free_bytes() / MEMORY_PARTS / (r->device->layout.page_bytes / KV_PAGE_TOKENS);
+    device *d = r->device;
+    uint64_t bytes = d->ops->free_bytes ? (uint64_t)d->ops->free_bytes(d) / 4 * 3 : machine_free_bytes() / MEMORY_PARTS;
+    uint64_t room = bytes / (d->layout.page_bytes / KV_PAGE_TOKENS);
     int64_t wanted = CONTEXTS * context;
     if (room > 0 && (uint64_t)wanted > room)
         wanted = (int64_t)room;

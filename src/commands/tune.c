@@ -18,8 +18,8 @@
 #include "tune/tune.h"
 
 typedef struct tune_values {
-    runner_values runner; /* model, threads, kv, tuned */
-    int device, form;
+    runner_values runner; /* model, device, threads, kv, tuned */
+    int form;
     int64_t tensor_parallel;
     const char *rows, *import;
     double min_gain, seconds;
@@ -28,13 +28,12 @@ typedef struct tune_values {
 
 #define AT(field) offsetof(tune_values, field)
 
-static const char *const device_choices[] = {"cpu", NULL};
 static const char *const export_choices[] = {"none", "aiter", "triton", NULL}; /* 1 + foreign_format */
 
 static const option tune_options_table[] = {
     RUNNER_MODEL_ROWS(tune_values),
-    {.name = "device", .type = OPTION_CHOICE, .choices = device_choices, .by_default = "cpu", .offset = AT(device),
-     .help = "The device to measure."},
+    {.name = "device", .type = OPTION_CHOICE, .choices = runner_device_choices, .by_default = "cpu",
+     .offset = RUNNER_OFFSET(tune_values, device), .help = "The device to measure."},
     {.name = "threads", .letter = 't', .type = OPTION_INT, .metavar = "N", .least = 1, .most = RUNNER_MAX_THREADS, .unset = "all cores",
      .offset = RUNNER_OFFSET(tune_values, threads), .help = "Threads that compute. Each number of threads has a table of its own."},
     {.name = "tp", .type = OPTION_INT, .metavar = "N", .least = 1, .most = 1024, .by_default = "1", .offset = AT(tensor_parallel),
@@ -211,7 +210,7 @@ static bool start_device(const tune_values *v, tune_job *j, error *err)
     if (most > m->max_positions)
         return error_set(err, ERROR_FIT, "--rows %d: the model's context has %d tokens", most, m->max_positions);
     limits.max_rows = most;
-    j->runner.device = cpu_device_create(j->runner.model, &limits, err);
+    j->runner.device = (v->runner.device == RUNNER_CUDA ? gpu_device_create : cpu_device_create)(j->runner.model, &limits, err);
     j->runner.forward = j->runner.device ? forward_create(j->runner.device, most, 1, err) : NULL;
     return j->runner.forward != NULL;
 }

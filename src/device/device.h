@@ -65,6 +65,14 @@ typedef struct device_trial {
 
 typedef struct device device;
 
+/* Which operations a step is made of, in which order: what a device may record once and replay. */
+typedef enum device_program {
+    DEVICE_TRUNK,       /* forward_run */
+    DEVICE_DRAFT,       /* a draft step that chooses its positions */
+    DEVICE_DRAFT_SHARE, /* one that uses those in a->selected */
+    DEVICE_LOOSE,       /* anything else: somebody looks between the operations */
+} device_program;
+
 typedef struct device_ops {
     const char *name;
     void *(*alloc)(device *d, size_t bytes);        /* zeroed; NULL on failure */
@@ -72,7 +80,17 @@ typedef struct device_ops {
     void (*read)(device *d, void *host, const void *memory, size_t bytes);  /* device to host, complete on return */
     void (*write)(device *d, void *memory, const void *host, size_t bytes); /* host to device */
     void (*copy)(device *d, void *to, const void *from, size_t bytes);      /* device to device */
+    /* to[i] = from[rows[i]], i < count: rows of `bytes` each, a multiple of 4; rows: host memory. */
+    void (*gather)(device *d, void *to, const void *from, int count, const int32_t *rows, size_t bytes);
+    void *(*alloc_host)(device *d, size_t bytes); /* host memory that is fast to read to; NULL on failure */
+    void (*free_host)(device *d, void *memory);
     void (*destroy)(device *d);
+    size_t (*free_bytes)(device *d); /* of its memory; NULL: it has the machine's */
+
+    /* Before the operations of a step, which all get the same s and a. True: the device has done the whole program already, and the
+     * operations must be left out. hidden_in: that of draft_embed, NULL in the trunk. */
+    bool (*begin)(device *d, const step *s, device_program program, const float *hidden_in, activations *a);
+    void (*end)(device *d); /* after the last operation, where begin was false */
 
     /* rope and x of the rows' tokens. */
     void (*embed)(device *d, const step *s, activations *a);
@@ -117,5 +135,8 @@ typedef struct device_limits {
 
 /* The CPU device, with the best kernel variant that this CPU runs. */
 device *cpu_device_create(const model *m, const device_limits *limits, error *err);
+
+/* The first GPU of this machine. Fails with a sentence where there is none, or where the program was built without GPU support. */
+device *gpu_device_create(const model *m, const device_limits *limits, error *err);
 
 #endif

@@ -31,12 +31,15 @@ void forward_run(forward *f, const step *s)
 {
     device *d = f->device;
     const model_config *m = &f->model->config;
+    if (d->ops->begin(d, s, f->tap ? DEVICE_LOOSE : DEVICE_TRUNK, NULL, &f->a))
+        return;
     d->ops->embed(d, s, &f->a);
     tap_embed(f, s);
     for (int layer = 0; layer < m->layers; layer++)
         forward_layer(f, s, layer, m->full_index[layer]);
     d->ops->finish(d, s, false, &f->a);
     tap_finish(f, s, false);
+    d->ops->end(d);
 }
 
 const float *forward_logits(forward *f, int count, const int32_t *rows)
@@ -112,7 +115,7 @@ forward *forward_create(device *d, int max_rows, int max_logit_rows, error *err)
         *buffers[i].pointer = d->ops->alloc(d, buffers[i].items * 4);
         ok = ok && *buffers[i].pointer;
     }
-    f->host_logits = mem_try_alloc_lazy((size_t)max_logit_rows * (size_t)d->model->config.vocab_size * sizeof(float));
+    f->host_logits = d->ops->alloc_host(d, (size_t)max_logit_rows * (size_t)d->model->config.vocab_size * sizeof(float));
     if (ok && f->host_logits)
         return f;
     forward_destroy(f);
@@ -128,6 +131,6 @@ void forward_destroy(forward *f)
     list_buffers(f, buffers);
     for (int i = 0; i < BUFFERS; i++)
         f->device->ops->free(f->device, *buffers[i].pointer);
-    mem_free_lazy(f->host_logits);
+    f->device->ops->free_host(f->device, f->host_logits);
     free(f);
 }

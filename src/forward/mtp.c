@@ -9,10 +9,14 @@
 static void draft_step(forward *f, const step *s, const float *hidden, bool choose)
 {
     device *d = f->device;
+    device_program program = choose ? DEVICE_DRAFT : DEVICE_DRAFT_SHARE;
+    if (d->ops->begin(d, s, f->tap ? DEVICE_LOOSE : program, hidden, &f->a))
+        return;
     d->ops->draft_embed(d, s, hidden, &f->a);
     forward_layer(f, s, f->model->config.layers, choose);
     d->ops->finish(d, s, true, &f->a);
     tap_finish(f, s, true);
+    d->ops->end(d);
 }
 
 void forward_draft_extend(forward *f, const step *s, const float *hidden)
@@ -20,25 +24,20 @@ void forward_draft_extend(forward *f, const step *s, const float *hidden)
     draft_step(f, s, hidden, true);
 }
 
-/* Copies `count` rows of `bytes` each, rows[i] of from to row i of to. */
-static void gather(device *d, void *to, const void *from, int count, const int32_t *rows, size_t bytes)
-{
-    for (int i = 0; i < count; i++)
-        d->ops->copy(d, (char *)to + (size_t)i * bytes, (const char *)from + (size_t)rows[i] * bytes, bytes);
-}
-
 void forward_draft_follow(forward *f, const step *s, const int32_t *rows)
 {
-    gather(f->device, f->draft_hidden, f->a.hidden, s->rows, rows, (size_t)f->model->config.hidden_size * sizeof(float));
+    device *d = f->device;
+    d->ops->gather(d, f->draft_hidden, f->a.hidden, s->rows, rows, (size_t)f->model->config.hidden_size * sizeof(float));
     draft_step(f, s, f->draft_hidden, true);
 }
 
 void forward_draft_begin(forward *f, int count, const int32_t *rows)
 {
     const model_config *m = &f->model->config;
-    gather(f->device, f->draft_hidden, f->a.hidden, count, rows, (size_t)m->hidden_size * sizeof(float));
-    gather(f->device, f->draft_selected, f->a.selected, count, rows, (size_t)m->index_topk * sizeof(int32_t));
-    gather(f->device, f->draft_selected_count, f->a.selected_count, count, rows, sizeof(int32_t));
+    device *d = f->device;
+    d->ops->gather(d, f->draft_hidden, f->a.hidden, count, rows, (size_t)m->hidden_size * sizeof(float));
+    d->ops->gather(d, f->draft_selected, f->a.selected, count, rows, (size_t)m->index_topk * sizeof(int32_t));
+    d->ops->gather(d, f->draft_selected_count, f->a.selected_count, count, rows, sizeof(int32_t));
 }
 
 void forward_draft_next(forward *f, const step *s)

@@ -40,6 +40,13 @@ static void cpu_write(device *d, void *memory, const void *host, size_t bytes)
     memcpy(memory, host, bytes);
 }
 
+static void cpu_gather(device *d, void *to, const void *from, int count, const int32_t *rows, size_t bytes)
+{
+    (void)d;
+    for (int i = 0; i < count; i++)
+        memcpy((char *)to + (size_t)i * bytes, (const char *)from + (size_t)rows[i] * bytes, bytes);
+}
+
 static void cpu_destroy(device *d)
 {
     cpu_device *c = cpu_of(d);
@@ -53,6 +60,18 @@ static void cpu_destroy(device *d)
     dispatch_free(&c->dispatch);
     arena_free(&c->memory);
     free(c);
+}
+
+/* Nothing is recorded here: operations are calls. */
+static bool cpu_begin(device *d, const step *s, device_program program, const float *hidden_in, activations *a)
+{
+    (void)d, (void)s, (void)program, (void)hidden_in, (void)a;
+    return false;
+}
+
+static void cpu_end(device *d)
+{
+    (void)d;
 }
 
 typedef struct embed_task {
@@ -125,7 +144,8 @@ static void cpu_logits(device *d, const float *hidden, int count, const int32_t 
 }
 
 static const device_ops CPU_OPS = {
-    .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .destroy = cpu_destroy,
+    .name = "cpu", .alloc = cpu_alloc, .free = cpu_free, .read = cpu_read, .write = cpu_write, .copy = cpu_write, .gather = cpu_gather,
+    .alloc_host = cpu_alloc, .free_host = cpu_free, .destroy = cpu_destroy, .begin = cpu_begin, .end = cpu_end,
     .embed = cpu_embed, .attention_project = cpu_attention_project, .index_select = cpu_index_select, .attend = cpu_attend,
     .mlp = cpu_mlp, .finish = cpu_finish, .draft_embed = cpu_draft_embed, .logits = cpu_logits, .exercise = cpu_exercise,
 };
