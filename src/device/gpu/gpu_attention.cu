@@ -1,0 +1,30 @@
+/* Which sparse-attention kernel there is for which shapes (gpu_attention.h). */
+#include "device/gpu/gpu_attention.h"
+
+void gpu_attention_split_sm90(const gpu_attend_args *a, int rows, gpu_stream s);
+void gpu_attention_rows_sm90(const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s);
+
+enum { SCRATCH_HEADS = 64, SCRATCH_LATENT = 512, MOST_CHUNKS = 8, SMALLEST_CHUNK = 512 };
+
+bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *a)
+{
+    bool large = a->cache.latent_dim == 512 && a->cache.rope_dim == 64, small = a->cache.latent_dim == 128 && a->cache.rope_dim == 32;
+    if (a->cache.dtype == GPU_KV_F32 || a->nope % 4 != 0 || a->topk > MOST_CHUNKS * SMALLEST_CHUNK)
+        return false;
+    if (kernel == GPU_ATTENTION_ROWS)
+        return large && a->heads % 64 == 0;
+    return (large || small) && a->heads % 8 == 0;
+}
+
+size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, int processors)
+{
+    return kernel == GPU_ATTENTION_ROWS ? (size_t)processors * SCRATCH_HEADS * SCRATCH_LATENT * sizeof(float) : 0;
+}
+
+void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s)
+{
+    if (kernel == GPU_ATTENTION_ROWS)
+        gpu_attention_rows_sm90(a, scratch, processors, rows, s);
+    else
+        gpu_attention_split_sm90(a, rows, s);
+}

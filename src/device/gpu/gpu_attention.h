@@ -1,0 +1,26 @@
+/* Sparse MLA attention for Hopper: q_absorbed and rotated q over the selected entries of the paged cache, to attended_latent.
+ *
+ * Two kernels with the same arithmetic (gpu_attention_tile.h):
+ *
+ *     split   a cluster of blocks per row, one block per chunk of selected keys; heads are the narrow side of the products, so that any
+ *             multiple of 8 of them costs no padding
+ *     rows    one block per row, 64 heads, chunks one after the other: for many rows
+ *
+ * A row's result has the same bits from both, whatever the other rows are. */
+#ifndef DEVICE_GPU_GPU_ATTENTION_H
+#define DEVICE_GPU_GPU_ATTENTION_H
+
+#include "device/gpu/gpu_kernels.h"
+
+typedef enum gpu_attention_kernel { GPU_ATTENTION_SPLIT, GPU_ATTENTION_ROWS } gpu_attention_kernel;
+
+/* Whether there is a kernel for these shapes: latent and rotary width, cache format, heads a multiple of 8 (rows: of 64). */
+GPU_API bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *a);
+
+/* Bytes of device memory that `rows` needs between its chunks; 0 for `split`. processors: multiprocessors of the device. */
+GPU_API size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, int processors);
+
+/* Computes a->out. `scratch` may be used by one launch at a time. */
+GPU_API void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s);
+
+#endif

@@ -1,0 +1,222 @@
+/* What both sparse-attention kernels share: the order of the arithmetic, which gives a row the same bits in both, and the way of a cached
+ * key from its page into a tile of shared memory.
+ *
+ * The selected keys of a row are taken in chunks of fixed length, a chunk in blocks of 64. Within a chunk the softmax runs on line: sums
+ * are relative to a reference score, which is raised to the largest score of a block when that exceeds it by 2^8 in the result. Chunks
+ * are merged in ascending order. All products are f16 times f16, summed in f32 by the matrix units, 16 at a time in ascending order.
+ *
+ *     tile of 64 keys: panels of [64 keys][64 values] f16, swizzled (sm90_attention.h): the latent's panels, then the rotary one */
+#ifndef DEVICE_GPU_GPU_ATTENTION_TILE_H
+#define DEVICE_GPU_GPU_ATTENTION_TILE_H
+
+#include "device/gpu/gpu_kernels.h"
+#include "device/gpu/sm90_attention.h"
+
+enum { ATTENTION_BLOCK = 64, ATTENTION_UNIT = 4, ATTENTION_PANEL_BYTES = ATTENTION_BLOCK * SM90_LINE_BYTES };
+enum : uint32_t { ATTENTION_NO_SLOT = 0xffffffffu };
+
+/* Bytes of a cached entry (model/kv_layout.h). */
+static constexpr int attention_entry_bytes(int dtype, int latent, int rope)
+{
+    return dtype == GPU_KV_FP8 ? latent + (latent + GPU_KV_GROUP - 1) / GPU_KV_GROUP * 4 + rope * 2 : (latent + rope) * 2;
+}
+
+/* Where piece `index` of a lane lies when a warp brings a unit of 4 keys: 16 values of one key. Four lanes read 64 bytes of a key that lie
+ * side by side; eight lanes store to eight different 16-byte columns. */
+struct attention_piece {
+    int key, panel, quarter; /* key of the unit, panel of 64 values, 16 values of it */
+};
+
+static __host__ __device__ __forceinline__ attention_piece attention_piece_at(int index, int lane, int panels)
+{
+    int at = index * 4 + (lane >> 3);
+    attention_piece p = {at / panels * 2 + ((lane >> 2) & 1), at % panels, lane & 3};
+    return p;
+}
+
+#ifdef __CUDACC__
+
+/* ---- softmax ---- */
+
+/* Raises a reference score where it must be; returns the factor for what was summed so far. c: scores are worth c in the exponent of 2. */
+static __device__ __forceinline__ float attention_raise(float *reference, float largest, float c, float margin)
+{
+    if (!(largest > *reference + margin))
+        return 1.0f;
+    float factor = sm90a_exp2(__fmul_rn(*reference - largest, c));
+    *reference = largest;
+    return factor;
+}
+
+/* 2^(c (score - reference)), with c reference given. */
+static __device__ __forceinline__ float attention_weight(float score, float c, float c_reference)
+{
+    return sm90a_exp2(__fmaf_rn(score, c, -c_reference));
+}
+
+/* Sum of weights of one block as one thread keeps it: keys 16w + 2q, 16w + 8 + 2q, 16w + 2q + 1, 16w + 9 + 2q. */
+static __device__ __forceinline__ float attention_add_weights(float sum, float factor, float even, float odd)
+{
+    return __fmaf_rn(sum, factor, __fadd_rn(even, odd));
+}
+
+/* How two chunks are weighed against each other when they are merged. */
+struct attention_merge {
+    float reference, sum;       /* of what is merged so far */
+    float keep, take;           /* factors for the sums so far and for those of the next chunk */
+};
+
+static __device__ __forceinline__ void attention_merge_next(attention_merge *m, float reference, float sum, float c)
+{
+    float most = fmaxf(m->reference, reference);
+    m->keep = sm90a_exp2(__fmul_rn(m->reference - most, c));
+    m->take = sm90a_exp2(__fmul_rn(reference - most, c));
+    m->sum = __fmaf_rn(sum, m->take, __fmul_rn(m->sum, m->keep));
+    m->reference = most;
+}
+
+static __device__ __forceinline__ float attention_merged(float so_far, float next, const attention_merge *m)
+{
+    return __fmaf_rn(next, m->take, __fmul_rn(so_far, m->keep));
+}
+
+/* ---- keys ---- */
+
+/* Entries of one layer and the slots of a chunk's keys. */
+struct attention_keys {
+    const uint8_t *entries; /* of page 0 */
+    int64_t page_bytes;
+};
+
+/* 4 keys as one lane of a warp holds them between the page and the tile. */
+template <int LATENT, int ROPE, int DTYPE> struct attention_unit {
+    static constexpr int PANELS = LATENT / 64, PIECES = LATENT / 128, WORDS = DTYPE == GPU_KV_FP8 ? 1 : 2;
+    static constexpr int ENTRY = attention_entry_bytes(DTYPE, LATENT, ROPE), ROPE_PIECES = ROPE / 8;
+    static constexpr bool ALIGNED = ENTRY % 16 == 0;
+    uint4 codes[PIECES][WORDS];
+    float scale[DTYPE == GPU_KV_FP8 ? PIECES : 1];
+    uint4 rope;
+};
+
+template <bool ALIGNED> static __device__ __forceinline__ uint4 attention_read16(const uint8_t *p)
+{
+    if (ALIGNED)
+        return sm90a_load16(p);
+    return make_uint4(sm90a_load4(p), sm90a_load4(p + 4), sm90a_load4(p + 8), sm90a_load4(p + 12));
+}
+
+template <int ENTRY> static __device__ __forceinline__ const uint8_t *attention_entry(const attention_keys *k, uint32_t slot)
+{
+    return k->entries + (int64_t)(slot >> 6) * k->page_bytes + (slot & 63u) * (uint32_t)ENTRY;
+}
+
+/* Begins to load keys first .. first + 3 of a block; absent keys are zeros. slots: of the block. */
+template <int LATENT, int ROPE, int DTYPE>
+static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT, ROPE, DTYPE> *u, const attention_keys *k,
+                                                           const uint32_t *slots, int first, int lane)
+{
+    typedef attention_unit<LATENT, ROPE, DTYPE> unit;
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < unit::PIECES; i++) {
+        attention_piece p = attention_piece_at(i, lane, unit::PANELS);
+        uint32_t slot = slots[first + p.key];
+        const uint8_t *entry = attention_entry<unit::ENTRY>(k, slot);
+        bool there = slot != ATTENTION_NO_SLOT;
+        if (DTYPE == GPU_KV_FP8) {
+            u->codes[i][0] = there ? attention_read16<unit::ALIGNED>(entry + p.panel * 64 + p.quarter * 16) : zeros;
+            u->scale[i] = there ? __uint_as_float(sm90a_load4(entry + LATENT + p.panel / 2 * 4)) : 0.0f;
+        } else {
+            const uint8_t *at = entry + p.panel * 128 + p.quarter * 32;
+            u->codes[i][0] = there ? attention_read16<unit::ALIGNED>(at) : zeros;
+            u->codes[i][unit::WORDS - 1] = there ? attention_read16<unit::ALIGNED>(at + 16) : zeros;
+        }
+    }
+    if (lane < ATTENTION_UNIT * unit::ROPE_PIECES) {
+        uint32_t slot = slots[first + lane / unit::ROPE_PIECES];
+        const uint8_t *rope = attention_entry<unit::ENTRY>(k, slot) + unit::ENTRY - ROPE * 2 + lane % unit::ROPE_PIECES * 16;
+        u->rope = slot != ATTENTION_NO_SLOT ? attention_read16<unit::ALIGNED>(rope) : zeros;
+    }
+}
+
+/* Two codes times their scale, rounded once: the scale is split in two f16. */
+static __device__ __forceinline__ uint32_t attention_scaled(uint32_t codes, uint32_t scale, uint32_t rest)
+{
+    return sm90a_f16x2_fma(codes, scale, sm90a_f16x2_mul(codes, rest));
+}
+
+static __device__ __forceinline__ void attention_store_fp8(uint32_t line, uint32_t piece, uint32_t swizzle, uint4 v, float scale)
+{
+    uint32_t s = sm90a_f16x2(scale, scale);
+    float rounded;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(rounded) : "r"(s));
+    uint32_t r = sm90a_f16x2(scale - rounded, scale - rounded);
+    sm90a_store16(line + ((piece ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.x), s, r), attention_scaled(sm90a_e4m3_high(v.x), s, r),
+                  attention_scaled(sm90a_e4m3_low(v.y), s, r), attention_scaled(sm90a_e4m3_high(v.y), s, r));
+    sm90a_store16(line + (((piece + 1) ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.z), s, r),
+                  attention_scaled(sm90a_e4m3_high(v.z), s, r), attention_scaled(sm90a_e4m3_low(v.w), s, r),
+                  attention_scaled(sm90a_e4m3_high(v.w), s, r));
+}
+
+static __device__ __forceinline__ void attention_store_bf16(uint32_t address, uint4 v)
+{
+    sm90a_store16(address, sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+}
+
+/* Puts the loaded keys into the tile, as f16. */
+template <int LATENT, int ROPE, int DTYPE>
+static __device__ __forceinline__ void attention_unit_store(const attention_unit<LATENT, ROPE, DTYPE> *u, uint32_t tile, int first, int lane)
+{
+    typedef attention_unit<LATENT, ROPE, DTYPE> unit;
+#pragma unroll
+    for (int i = 0; i < unit::PIECES; i++) {
+        attention_piece p = attention_piece_at(i, lane, unit::PANELS);
+        uint32_t key = (uint32_t)(first + p.key), line = tile + (uint32_t)p.panel * ATTENTION_PANEL_BYTES + key * SM90_LINE_BYTES;
+        if (DTYPE == GPU_KV_FP8) {
+            attention_store_fp8(line, (uint32_t)p.quarter * 2, key & 7u, u->codes[i][0], u->scale[i]);
+        } else {
+            attention_store_bf16(line + ((((uint32_t)p.quarter * 2) ^ (key & 7u)) << 4), u->codes[i][0]);
+            attention_store_bf16(line + ((((uint32_t)p.quarter * 2 + 1) ^ (key & 7u)) << 4), u->codes[i][unit::WORDS - 1]);
+        }
+    }
+    if (lane < ATTENTION_UNIT * unit::ROPE_PIECES)
+        attention_store_bf16(tile + unit::PANELS * ATTENTION_PANEL_BYTES
+                                 + sm90_piece((uint32_t)(first + lane / unit::ROPE_PIECES), (uint32_t)(lane % unit::ROPE_PIECES)),
+                             u->rope);
+}
+
+/* Slots of a chunk's keys: page id * 64 + token of the page; those behind the last key are absent. */
+static __device__ __forceinline__ void attention_slots(uint32_t *slots, const int32_t *selected, int count, const int32_t *table, int thread,
+                                                       int threads)
+{
+    int padded = (count + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK * ATTENTION_BLOCK;
+    for (int i = thread; i < padded; i += threads) {
+        uint32_t slot = ATTENTION_NO_SLOT;
+        if (i < count) {
+            int32_t position = __ldg(selected + i);
+            slot = (uint32_t)__ldg(table + position / GPU_PAGE_TOKENS) * GPU_PAGE_TOKENS + (uint32_t)(position % GPU_PAGE_TOKENS);
+        }
+        slots[i] = slot;
+    }
+}
+
+/* ---- queries ---- */
+
+/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. */
+template <int LATENT, int ROPE, int HEADS>
+static __device__ __forceinline__ void attention_queries(uint32_t tile, const float *absorbed, const float *rope, int rope_stride, int thread,
+                                                         int threads)
+{
+    constexpr int PIECES = (LATENT + ROPE) / 8;
+#pragma unroll 4
+    for (int i = thread; i < HEADS * PIECES; i += threads) {
+        int head = i / PIECES, piece = i % PIECES;
+        const float *from = piece < LATENT / 8 ? absorbed + head * LATENT + piece * 8 : rope + head * rope_stride + (piece - LATENT / 8) * 8;
+        float4 a = __ldg((const float4 *)from), b = __ldg((const float4 *)from + 1);
+        sm90a_store16(tile + (uint32_t)(piece / 8) * HEADS * SM90_LINE_BYTES + sm90_piece((uint32_t)head, (uint32_t)piece % 8),
+                      sm90a_f16x2(a.x, a.y), sm90a_f16x2(a.z, a.w), sm90a_f16x2(b.x, b.y), sm90a_f16x2(b.z, b.w));
+    }
+}
+
+#endif
+#endif
