@@ -307,15 +307,16 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) attention_split(const __grid
         sm90a_registers_fewer<136>();
         if (t.blocks > 0)
             split_load<S>(a, t);
+        sm90a_cluster_sync();
+        sm90a_cluster_sync();
     } else {
         sm90a_registers_more<232>();
         if (t.blocks > 0)
             split_multiply<S>(a, t);
-    }
-    sm90a_cluster_sync();
-    if (threadIdx.x < PRODUCTS)
+        sm90a_cluster_sync();
         split_merge<S>(a, t, (uint32_t)t.chunk, (uint32_t)chunks);
-    sm90a_cluster_sync();
+        sm90a_cluster_sync();
+    }
 }
 
 template <class S> static void split_launch(const gpu_attend_args *a, int first_head, int groups, int rows, gpu_stream stream)
