@@ -184,7 +184,7 @@ template <class S> static __device__ __forceinline__ void rows_scores(const gpu_
     for (; t.work < t.works; t.work += (int)gridDim.x) {
         int row = t.work / t.groups, count = a.selected_count[row];
         int64_t head = (int64_t)row * a.heads + t.work % t.groups * ROWS_HEADS;
-        attention_queries<S::LATENT, S::ROPE, ROWS_HEADS>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
+        attention_queries<S::LATENT, S::ROPE, ROWS_HEADS, 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
                                                           a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE, (int)threadIdx.x, ROWS_GROUP);
         sm90a_fence_async();
         sm90a_sync(SYNC_SCORES, ROWS_GROUP);

@@ -202,7 +202,7 @@ template <class S> static __device__ __forceinline__ void split_multiply(const g
     split_state<S::HEADS> state;
     uint32_t barriers = t.shared + S::BARRIERS, weights = t.shared + S::WEIGHTS;
     int64_t head = (int64_t)t.row * a.heads + t.first_head;
-    attention_queries<S::LATENT, S::ROPE, S::HEADS>(t.shared + S::Q, a.q_absorbed + head * S::LATENT, a.q + head * (a.nope + S::ROPE) + a.nope,
+    attention_queries<S::LATENT, S::ROPE, S::HEADS, 4>(t.shared + S::Q, a.q_absorbed + head * S::LATENT, a.q + head * (a.nope + S::ROPE) + a.nope,
                                                    a.nope + S::ROPE, (int)threadIdx.x, PRODUCTS);
     sm90a_fence_async();
     sm90a_sync(SYNC_PRODUCTS, PRODUCTS);

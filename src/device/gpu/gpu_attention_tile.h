@@ -202,13 +202,14 @@ static __device__ __forceinline__ void attention_slots(uint32_t *slots, const in
 
 /* ---- queries ---- */
 
-/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. */
-template <int LATENT, int ROPE, int HEADS>
+/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. AT_ONCE: loads of 32 bytes
+ * under way in a thread. */
+template <int LATENT, int ROPE, int HEADS, int AT_ONCE>
 static __device__ __forceinline__ void attention_queries(uint32_t tile, const float *absorbed, const float *rope, int rope_stride, int thread,
                                                          int threads)
 {
     constexpr int PIECES = (LATENT + ROPE) / 8;
-#pragma unroll 4
+#pragma unroll AT_ONCE
     for (int i = thread; i < HEADS * PIECES; i += threads) {
         int head = i / PIECES, piece = i % PIECES;
         const float *from = piece < LATENT / 8 ? absorbed + head * LATENT + piece * 8 : rope + head * rope_stride + (piece - LATENT / 8) * 8;
