@@ -16,7 +16,7 @@ typedef struct problem {
     gpu_step step, *device_step;
     gpu_attend_args args[LAYERS];
     void *scratch;
-    int processors;
+    gpu_attention_limits limits;
     float *out;
 } problem;
 
@@ -57,9 +57,10 @@ static void make_pages(problem *p)
 static void make_rows(problem *p, const int *counts)
 {
     int32_t *sequences = (int32_t *)malloc((size_t)p->rows * 4), *selected = (int32_t *)calloc((size_t)p->rows * (size_t)p->topk, 4);
-    int32_t *count = (int32_t *)malloc((size_t)p->rows * 4);
+    int32_t *count = (int32_t *)malloc((size_t)p->rows * 4), *positions = (int32_t *)malloc((size_t)p->rows * 4);
     for (int r = 0; r < p->rows; r++) {
         sequences[r] = r % p->sequences;
+        positions[r] = p->context - 1;
         count[r] = counts ? counts[r % 8] : p->topk;
         for (int i = 0; i < p->topk; i++) {
             int low = (int)((int64_t)i * p->context / p->topk), high = (int)((int64_t)(i + 1) * p->context / p->topk);
@@ -68,9 +69,11 @@ static void make_rows(problem *p, const int *counts)
     }
     p->step.rows = p->rows;
     p->step.sequences = device_copy(sequences, (size_t)p->rows);
+    p->step.positions = device_copy(positions, (size_t)p->rows);
     p->args[0].selected = device_copy(selected, (size_t)p->rows * (size_t)p->topk);
     p->args[0].selected_count = device_copy(count, (size_t)p->rows);
     free(sequences);
+    free(positions);
     free(selected);
     free(count);
 }
@@ -79,15 +82,16 @@ static void make_problem(problem *p, const int *counts)
 {
     cudaDeviceProp properties;
     CHECK(cudaGetDeviceProperties(&properties, 0));
-    p->processors = properties.multiProcessorCount;
     p->nope = p->latent == 512 ? 192 : 32;
+    int pages = (p->context + GPU_PAGE_TOKENS - 1) / GPU_PAGE_TOKENS;
+    p->limits = {properties.multiProcessorCount, p->sequences, pages, pages * p->sequences};
     make_pages(p);
     make_rows(p, counts);
     p->device_step = device_copy(&p->step, 1);
     int64_t vectors = (int64_t)p->rows * p->heads;
     const float *absorbed = random_floats(vectors * p->latent, p->spread, 3), *q = random_floats(vectors * (p->nope + p->rope), p->spread, 4);
     p->out = (float *)device_memory((size_t)vectors * (size_t)p->latent * 4, 0xff);
-    p->scratch = device_memory(gpu_attention_scratch_bytes(GPU_ATTENTION_ROWS, p->processors), 0xff);
+    p->scratch = device_memory(gpu_attention_scratch_bytes(GPU_ATTENTION_ROWS, &p->limits), 0xff);
     for (int i = 0; i < LAYERS; i++) {
         gpu_cache cache = p->args[i].cache;
         p->args[i] = p->args[0];
@@ -180,7 +184,7 @@ static float *result(problem *p, gpu_attention_kernel kernel, const gpu_attend_a
 {
     size_t n = (size_t)rows * (size_t)a->heads * (size_t)p->latent;
     CHECK(cudaMemset(a->out, 0xff, n * 4));
-    gpu_attention(kernel, a, p->scratch, p->processors, rows, 0);
+    gpu_attention(kernel, a, &p->limits, p->scratch, rows, 0);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     return fetch(a->out, n);
@@ -194,6 +198,7 @@ static int row_alone_differs(problem *p, gpu_attention_kernel kernel, const floa
     int64_t vectors = (int64_t)r * p->heads;
     step.rows = 1;
     step.sequences += r;
+    step.positions += r;
     a.step = device_copy(&step, 1);
     a.q_absorbed += vectors * p->latent;
     a.q += vectors * (p->nope + p->rope);
@@ -205,8 +210,10 @@ static int row_alone_differs(problem *p, gpu_attention_kernel kernel, const floa
     return differs;
 }
 
+/* Queries and keys are rounded to f16: what that changes in a score grows with the scores, and moves the weights by as much. */
 static int check(const char *name, int heads, int latent, int dtype, float spread)
 {
+    double allowed = spread > 1.0f ? 2e-2 : 2e-3;
     static const int counts[8] = {2048, 1, 63, 64, 65, 512, 513, 1000}, small[8] = {256, 1, 63, 64, 65, 128, 255, 200};
     problem p = {};
     p.rows = 16, p.heads = heads, p.latent = latent, p.rope = latent / 8 > 32 ? 64 : 32, p.topk = latent == 512 ? 2048 : 256;
@@ -218,8 +225,8 @@ static int check(const char *name, int heads, int latent, int dtype, float sprea
     int alone = 0;
     for (int r = 0; r < 8; r++)
         alone += row_alone_differs(&p, GPU_ATTENTION_SPLIT, split, r);
-    int bad = error > 2e-3 || alone;
-    printf("%-22s split: error %.1e%s, rows that differ alone: %d", name, error, error > 2e-3 ? " WRONG" : "", alone);
+    int bad = error > allowed || alone;
+    printf("%-22s split: error %.1e%s, rows that differ alone: %d", name, error, error > allowed ? " WRONG" : "", alone);
     if (gpu_attention_supports(GPU_ATTENTION_ROWS, &p.args[1])) {
         float *rows = result(&p, GPU_ATTENTION_ROWS, &p.args[1], p.rows);
         error = worst_error(&p);
@@ -227,8 +234,8 @@ static int check(const char *name, int heads, int latent, int dtype, float sprea
         for (int r = 0; r < 8; r++)
             alone += row_alone_differs(&p, GPU_ATTENTION_ROWS, rows, r);
         int same = memcmp(rows, split, bytes) == 0;
-        printf("; rows: error %.1e%s, alone: %d, %s", error, error > 2e-3 ? " WRONG" : "", alone, same ? "same bits as split" : "OTHER BITS than split");
-        bad = bad || error > 2e-3 || alone || !same;
+        printf("; rows: error %.1e%s, alone: %d, %s", error, error > allowed ? " WRONG" : "", alone, same ? "same bits as split" : "OTHER BITS than split");
+        bad = bad || error > allowed || alone || !same;
     }
     printf("\n");
     return bad;
@@ -240,8 +247,8 @@ static void time_decode(int rows, int heads, int dtype)
     p.rows = rows, p.heads = heads, p.latent = 512, p.rope = 64, p.topk = 2048, p.dtype = dtype, p.context = 16384;
     p.sequences = rows, p.spread = 0.5f;
     make_problem(&p, NULL);
-    float us = median_us(41, [&](int i) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], p.scratch, p.processors, rows, 0); });
-    float in_graph = graph_us(40, [&](int i, gpu_stream s) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], p.scratch, p.processors, rows, s); });
+    float us = median_us(41, [&](int i) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], &p.limits, p.scratch, rows, 0); });
+    float in_graph = graph_us(40, [&](int i, gpu_stream s) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], &p.limits, p.scratch, rows, s); });
     double bytes = (double)rows * 2048 * (double)entry_bytes(&p), flops = (double)rows * heads * 2048 * 2176;
     printf("decode  %4d rows %2d heads %s: %8.1f us (in a graph %8.1f us) %5.2f TB/s %5.1f TFLOP/s\n", rows, heads,
            dtype == GPU_KV_FP8 ? "fp8 " : "bf16", us, in_graph, bytes / in_graph * 1e-6, flops / in_graph * 1e-6);
@@ -253,7 +260,7 @@ static void time_prefill(gpu_attention_kernel kernel, int rows, int heads, int d
     p.rows = rows, p.heads = heads, p.latent = 512, p.rope = 64, p.topk = 2048, p.dtype = dtype, p.context = 20480;
     p.sequences = 1, p.spread = 0.5f;
     make_problem(&p, NULL);
-    float us = median_us(7, [&](int i) { gpu_attention(kernel, &p.args[i % LAYERS], p.scratch, p.processors, rows, 0); });
+    float us = median_us(7, [&](int i) { gpu_attention(kernel, &p.args[i % LAYERS], &p.limits, p.scratch, rows, 0); });
     printf("prefill %4d rows %2d heads %s %-5s: %8.1f us %5.1f TFLOP/s\n", rows, heads, dtype == GPU_KV_FP8 ? "fp8 " : "bf16",
            kernel == GPU_ATTENTION_ROWS ? "rows" : "split", us, (double)rows * heads * 2048 * 2176 / us * 1e-6);
 }

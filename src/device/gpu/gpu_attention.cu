@@ -2,9 +2,10 @@
 #include "device/gpu/gpu_attention.h"
 
 void gpu_attention_split_sm90(const gpu_attend_args *a, int rows, gpu_stream s);
-void gpu_attention_rows_sm90(const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s);
+void gpu_attention_rows_sm90(const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows, gpu_stream s);
+size_t gpu_attention_rows_sm90_bytes(const gpu_attention_limits *l);
 
-enum { SCRATCH_HEADS = 64, SCRATCH_LATENT = 512, MOST_CHUNKS = 8, SMALLEST_CHUNK = 512 };
+enum { MOST_CHUNKS = 8, SMALLEST_CHUNK = 512 };
 
 bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *a)
 {
@@ -16,15 +17,15 @@ bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *
     return (large || small) && a->heads % 8 == 0;
 }
 
-size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, int processors)
+size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, const gpu_attention_limits *l)
 {
-    return kernel == GPU_ATTENTION_ROWS ? (size_t)processors * SCRATCH_HEADS * SCRATCH_LATENT * sizeof(float) : 0;
+    return kernel == GPU_ATTENTION_ROWS ? gpu_attention_rows_sm90_bytes(l) : 0;
 }
 
-void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s)
+void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows, gpu_stream s)
 {
     if (kernel == GPU_ATTENTION_ROWS)
-        gpu_attention_rows_sm90(a, scratch, processors, rows, s);
+        gpu_attention_rows_sm90(a, l, scratch, rows, s);
     else
         gpu_attention_split_sm90(a, rows, s);
 }

@@ -14,13 +14,22 @@
 
 typedef enum gpu_attention_kernel { GPU_ATTENTION_SPLIT, GPU_ATTENTION_ROWS } gpu_attention_kernel;
 
+/* What the scratch is sized by. */
+typedef struct gpu_attention_limits {
+    int processors;    /* multiprocessors of the device */
+    int sequences;     /* of a step, at most */
+    int pages;         /* of one sequence, at most */
+    int table_entries; /* of all page tables of a step together, at most */
+} gpu_attention_limits;
+
 /* Whether there is a kernel for these shapes: latent and rotary width, cache format, heads a multiple of 8 (rows: of 64). */
 GPU_API bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *a);
 
-/* Bytes of device memory that `rows` needs between its chunks; 0 for `split`. processors: multiprocessors of the device. */
-GPU_API size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, int processors);
+/* Bytes of scratch in device memory: 0 for `split`; `rows` stages the entries of the step's sequences as f16. */
+GPU_API size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, const gpu_attention_limits *l);
 
 /* Computes a->out. `scratch` may be used by one launch at a time. */
-GPU_API void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s);
+GPU_API void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows,
+                           gpu_stream s);
 
 #endif

@@ -1,23 +1,27 @@
 /* Sparse MLA attention, one block per row and 64 heads ("rows" of gpu_attention.h).
  *
+ *     stage         before: the sequences' entries are turned into f16 once, [table entry][64 tokens][latent + rope]: many rows select them
  *     warpgroup 0   scores [64 heads][64 keys] = q x tile^T, softmax; weights go where the tile's rotary panel was
  *     warpgroups 1, 2   sums [64 heads][latent / 2 each] += weights x tile
- *     warpgroup 3   brings keys: pages -> registers -> f16 -> one of two tiles
+ *     warpgroup 3   brings keys: copies of 16 bytes from the staged entries into one of two tiles
  *
  * The groups run at their own pace: while 1 and 2 add one block of keys, 0 has the scores of the next and 3 the keys after that. The sums
  * of a chunk fill the registers; those of the chunks before wait in a scratch of this block, which stays in the second cache. */
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
-enum { ROWS_THREADS = 512, ROWS_HEADS = 64, ROWS_GROUP = 128, ROWS_LOADERS = 4, SYNC_SCORES = 1, SYNC_KEYS = 2 };
+enum { ROWS_THREADS = 512, ROWS_HEADS = 64, ROWS_GROUP = 128, SYNC_SCORES = 1 };
 enum { ROWS_SCORES, ROWS_VALUES_LOW, ROWS_VALUES_HIGH, ROWS_KEYS };
+enum { ROWS_LATENT = 512, ROWS_ROPE = 64, ROWS_PANELS = 8, ROWS_TILE = 9 * ATTENTION_PANEL_BYTES, STAGED_BYTES = 9 * SM90_LINE_BYTES };
 
-template <int DTYPE_, int CHUNK_> struct rows_shape {
-    static constexpr int LATENT = 512, ROPE = 64, DTYPE = DTYPE_, CHUNK = CHUNK_, PANELS = 8, TILE = 9 * ATTENTION_PANEL_BYTES;
-    static constexpr int Q = 0, TILES = 9 * ATTENTION_PANEL_BYTES, SLOTS = TILES + 2 * TILE, FACTORS = SLOTS + 2 * CHUNK * 4;
-    static constexpr int STATE = FACTORS + 2 * ROWS_HEADS * 4, BARRIERS = STATE + 2 * ROWS_HEADS * 4;
-    static constexpr int BYTES = BARRIERS + 8 * 8 + 1024;
-    static constexpr int UNITS = ATTENTION_BLOCK / ATTENTION_UNIT / ROWS_LOADERS, AHEAD = 2;
+/* Shared memory: queries, two tiles, factors and state of the softmax, barriers. */
+enum {
+    ROWS_Q = 0,
+    ROWS_TILES = 9 * ATTENTION_PANEL_BYTES,
+    ROWS_FACTORS = ROWS_TILES + 2 * ROWS_TILE,
+    ROWS_STATE = ROWS_FACTORS + 2 * ROWS_HEADS * 4,
+    ROWS_BARRIERS = ROWS_STATE + 2 * ROWS_HEADS * 4,
+    ROWS_BYTES = ROWS_BARRIERS + 8 * 8 + 1024
 };
 
 /* Barriers: tile is filled [2], tile is free [2], weights are there [2], state of a chunk is there, state was read. */
@@ -33,9 +37,9 @@ struct rows_task {
     float c, margin;
 };
 
-static __device__ __forceinline__ uint32_t rows_barrier(const rows_task &t, int barriers, int which)
+static __device__ __forceinline__ uint32_t rows_barrier(const rows_task &t, int which)
 {
-    return t.shared + (uint32_t)(barriers + which * 8);
+    return t.shared + (uint32_t)(ROWS_BARRIERS + which * 8);
 }
 
 static __device__ __forceinline__ uint32_t rows_phase(int block)
@@ -45,46 +49,61 @@ static __device__ __forceinline__ uint32_t rows_phase(int block)
 
 /* ---- keys ---- */
 
-template <class S> static __device__ __forceinline__ void rows_chunk_keys(const attention_keys &k, rows_task &t, const uint32_t *slots, int blocks)
+/* Where the staged entries of a row's sequence begin. */
+static __device__ __forceinline__ const uint8_t *rows_staged(const gpu_attend_args &a, const uint8_t *staged, int row)
 {
-    typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
-    int thread = (int)threadIdx.x % ROWS_GROUP, warp = thread / 32, lane = thread % 32;
-    unit units[S::AHEAD];
+    const gpu_step *step = a.step;
+    return staged + (int64_t)step->table_first[step->sequences[row]] * (GPU_PAGE_TOKENS * STAGED_BYTES);
+}
+
+/* A thread brings one 16-byte piece of each panel of 4 keys: 8 lanes a line of 128 bytes. */
+enum { KEYS_EACH = 4 };
+
+static __device__ __forceinline__ int rows_key(int i)
+{
+    int thread = (int)threadIdx.x % ROWS_GROUP;
+    return thread / 32 * 16 + i * 4 + thread % 32 / 8;
+}
+
+/* Positions of the thread's keys of a block; -1 behind the last one. */
+static __device__ __forceinline__ void rows_positions(int (&positions)[KEYS_EACH], const int32_t *selected, int left)
+{
 #pragma unroll
-    for (int u = 0; u < S::AHEAD; u++)
-        attention_unit_load(&units[u], &k, slots, (u * ROWS_LOADERS + warp) * ATTENTION_UNIT, lane);
-    for (int j = 0; j < blocks; j++, t.block++) {
-        int stage = t.block & 1;
-        if (t.block >= 2)
-            sm90a_barrier_wait(rows_barrier(t, S::BARRIERS, EMPTY + stage), rows_phase(t.block) ^ 1u, 20 + stage);
+    for (int i = 0; i < KEYS_EACH; i++)
+        positions[i] = rows_key(i) < left ? __ldg(selected + rows_key(i)) : -1;
+}
+
+static __device__ __forceinline__ void rows_copy_block(const uint8_t *staged, const int (&positions)[KEYS_EACH], uint32_t tile)
+{
+    int piece = (int)threadIdx.x % 8;
 #pragma unroll
-        for (int u = 0; u < S::UNITS; u++) {
-            int next = u + S::AHEAD, next_block = j + next / S::UNITS;
-            attention_unit_store(&units[u % S::AHEAD], t.shared + S::TILES + (uint32_t)stage * S::TILE, (u * ROWS_LOADERS + warp) * ATTENTION_UNIT,
-                                 lane);
-            if (next_block < blocks)
-                attention_unit_load(&units[u % S::AHEAD], &k, slots + next_block * ATTENTION_BLOCK,
-                                    (next % S::UNITS * ROWS_LOADERS + warp) * ATTENTION_UNIT, lane);
-        }
-        sm90a_fence_async();
-        sm90a_barrier_arrive_warp(rows_barrier(t, S::BARRIERS, FULL + stage));
+    for (int i = 0; i < KEYS_EACH; i++) {
+        const uint8_t *from = staged + (int64_t)max(positions[i], 0) * STAGED_BYTES + piece * 16;
+        uint32_t to = tile + sm90_piece((uint32_t)rows_key(i), (uint32_t)piece), bytes = positions[i] >= 0 ? 16 : 0;
+#pragma unroll
+        for (int p = 0; p <= ROWS_PANELS; p++)
+            sm90a_copy16(to + (uint32_t)p * ATTENTION_PANEL_BYTES, from + p * SM90_LINE_BYTES, bytes);
     }
 }
 
-template <class S> static __device__ __forceinline__ void rows_keys(const gpu_attend_args &a, rows_task &t)
+static __device__ __forceinline__ void rows_keys(const gpu_attend_args &a, rows_task &t, const uint8_t *staged)
 {
-    const gpu_step *step = a.step;
-    attention_keys k = {step->pages + a.cache.latent_offset, a.cache.page_bytes};
-    int thread = (int)threadIdx.x % ROWS_GROUP;
+    int positions[KEYS_EACH];
     for (; t.work < t.works; t.work += (int)gridDim.x) {
         int row = t.work / t.groups, count = a.selected_count[row];
-        const int32_t *table = step->tables + step->table_first[step->sequences[row]];
-        for (int first = 0; first < count; first += S::CHUNK, t.chunk++) {
-            uint32_t *slots = (uint32_t *)(t.memory + S::SLOTS) + (t.chunk & 1) * S::CHUNK;
-            int keys = min(count - first, S::CHUNK);
-            attention_slots(slots, a.selected + (int64_t)row * a.topk + first, keys, table, thread, ROWS_GROUP);
-            sm90a_sync(SYNC_KEYS, ROWS_GROUP);
-            rows_chunk_keys<S>(k, t, slots, (keys + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK);
+        const int32_t *selected = a.selected + (int64_t)row * a.topk;
+        const uint8_t *entries = rows_staged(a, staged, row);
+        rows_positions(positions, selected, count);
+        for (int done = 0; done < count; done += ATTENTION_BLOCK, t.block++) {
+            int stage = t.block & 1, next[KEYS_EACH];
+            rows_positions(next, selected + done + ATTENTION_BLOCK, count - done - ATTENTION_BLOCK);
+            if (t.block >= 2)
+                sm90a_barrier_wait(rows_barrier(t, EMPTY + stage), rows_phase(t.block) ^ 1u, 20 + stage);
+            rows_copy_block(entries, positions, t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE);
+            sm90a_barrier_arrive_copies(rows_barrier(t, FULL + stage));
+#pragma unroll
+            for (int i = 0; i < KEYS_EACH; i++)
+                positions[i] = next[i];
         }
     }
 }
@@ -97,7 +116,6 @@ struct rows_state {
 };
 
 /* Weights of a block for one of the thread's two heads: scores s[4n + 2 line + e]. */
-template <class S>
 static __device__ __forceinline__ void rows_weights(float (&s)[32], int line, const rows_task &t, int left, uint32_t panel, rows_state &state)
 {
     int thread = (int)threadIdx.x, lane = thread % 32;
@@ -115,7 +133,7 @@ static __device__ __forceinline__ void rows_weights(float (&s)[32], int line, co
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     float factor = attention_raise(&state.reference[line], largest, t.c, t.margin), c_reference = __fmul_rn(state.reference[line], t.c);
     if (lane % 4 == 0)
-        ((float *)(t.memory + S::FACTORS))[(t.block & 1) * ROWS_HEADS + (int)head] = factor;
+        ((float *)(t.memory + ROWS_FACTORS))[(t.block & 1) * ROWS_HEADS + (int)head] = factor;
 #pragma unroll
     for (int w = 0; w < 4; w++) {
         float weight[2][2]; /* keys 16w + 8i + 2q + e */
@@ -130,36 +148,37 @@ static __device__ __forceinline__ void rows_weights(float (&s)[32], int line, co
     }
 }
 
-template <class S> static __device__ __forceinline__ void rows_block_scores(rows_task &t, int left, rows_state &state)
+static __device__ __forceinline__ void rows_block_scores(rows_task &t, int left, rows_state &state)
 {
     float s[32];
     int stage = t.block & 1;
-    uint32_t tile = t.shared + S::TILES + (uint32_t)stage * S::TILE, panel = tile + S::PANELS * ATTENTION_PANEL_BYTES;
-    sm90a_barrier_wait(rows_barrier(t, S::BARRIERS, FULL + stage), rows_phase(t.block), stage);
+    uint32_t tile = t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE, panel = tile + ROWS_PANELS * ATTENTION_PANEL_BYTES;
+    sm90a_barrier_wait(rows_barrier(t, FULL + stage), rows_phase(t.block), stage);
+    sm90a_fence_async(); /* the copies were ordinary writes */
     sm90a_product_begin();
 #pragma unroll
-    for (int i = 0; i < (S::LATENT + S::ROPE) / 16; i++) {
+    for (int i = 0; i < (ROWS_LATENT + ROWS_ROPE) / 16; i++) {
         uint32_t at = (uint32_t)(i / 4) * ATTENTION_PANEL_BYTES + (uint32_t)(i % 4) * 32;
-        sm90a_product<64, 0, 0>::run(s, sm90_tile(t.shared + S::Q + at, 0), sm90_tile(tile + at, 0), i > 0);
+        sm90a_product<64, 0, 0>::run(s, sm90_tile(t.shared + ROWS_Q + at, 0), sm90_tile(tile + at, 0), i > 0);
     }
     sm90a_product_commit();
     sm90a_product_wait<0>();
     sm90a_touch(s);
     sm90a_sync(SYNC_SCORES, ROWS_GROUP); /* all four warps are done with the rotary panel */
-    rows_weights<S>(s, 0, t, left, panel, state);
-    rows_weights<S>(s, 1, t, left, panel, state);
+    rows_weights(s, 0, t, left, panel, state);
+    rows_weights(s, 1, t, left, panel, state);
     sm90a_fence_async();
-    sm90a_barrier_arrive_warp(rows_barrier(t, S::BARRIERS, WEIGHED + stage));
+    sm90a_barrier_arrive_warp(rows_barrier(t, WEIGHED + stage));
     t.block++;
 }
 
 /* Tells the other groups the reference and the sum of weights of each head. */
-template <class S> static __device__ __forceinline__ void rows_publish_state(rows_task &t, const rows_state &state)
+static __device__ __forceinline__ void rows_publish_state(rows_task &t, const rows_state &state)
 {
     int thread = (int)threadIdx.x, lane = thread % 32;
-    float *out = (float *)(t.memory + S::STATE);
+    float *out = (float *)(t.memory + ROWS_STATE);
     if (t.chunk >= 1)
-        sm90a_barrier_wait(rows_barrier(t, S::BARRIERS, STATE_READ), (uint32_t)(t.chunk - 1) & 1u, 30);
+        sm90a_barrier_wait(rows_barrier(t, STATE_READ), (uint32_t)(t.chunk - 1) & 1u, 30);
 #pragma unroll
     for (int line = 0; line < 2; line++) {
         float sum[4];
@@ -175,25 +194,25 @@ template <class S> static __device__ __forceinline__ void rows_publish_state(row
             out[ROWS_HEADS + head] = __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3]));
         }
     }
-    sm90a_barrier_arrive_warp(rows_barrier(t, S::BARRIERS, STATED));
+    sm90a_barrier_arrive_warp(rows_barrier(t, STATED));
     t.chunk++;
 }
 
-template <class S> static __device__ __forceinline__ void rows_scores(const gpu_attend_args &a, rows_task &t)
+template <int CHUNK> static __device__ __forceinline__ void rows_scores(const gpu_attend_args &a, rows_task &t)
 {
     for (; t.work < t.works; t.work += (int)gridDim.x) {
         int row = t.work / t.groups, count = a.selected_count[row];
         int64_t head = (int64_t)row * a.heads + t.work % t.groups * ROWS_HEADS;
-        attention_queries<S::LATENT, S::ROPE, ROWS_HEADS, 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
-                                                          a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE, (int)threadIdx.x, ROWS_GROUP);
+        attention_queries<ROWS_LATENT, ROWS_ROPE, ROWS_HEADS, 4>(t.shared + ROWS_Q, a.q_absorbed + head * ROWS_LATENT,
+                                                          a.q + head * (a.nope + ROWS_ROPE) + a.nope, a.nope + ROWS_ROPE, (int)threadIdx.x, ROWS_GROUP);
         sm90a_fence_async();
         sm90a_sync(SYNC_SCORES, ROWS_GROUP);
-        for (int first = 0; first < count; first += S::CHUNK) {
-            int keys = min(count - first, S::CHUNK);
+        for (int first = 0; first < count; first += CHUNK) {
+            int keys = min(count - first, CHUNK);
             rows_state state = {{-INFINITY, -INFINITY}, {}};
             for (int left = keys; left > 0; left -= ATTENTION_BLOCK)
-                rows_block_scores<S>(t, left, state);
-            rows_publish_state<S>(t, state);
+                rows_block_scores(t, left, state);
+            rows_publish_state(t, state);
         }
     }
 }
@@ -201,12 +220,13 @@ template <class S> static __device__ __forceinline__ void rows_scores(const gpu_
 /* ---- values ---- */
 
 /* One block of keys into the sums of 64 heads and 256 values. */
-template <class S> static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], rows_task &t, int half, bool fresh)
+static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], rows_task &t, int half, bool fresh)
 {
     int thread = (int)threadIdx.x % ROWS_GROUP, lane = thread % 32, stage = t.block & 1;
-    uint32_t tile = t.shared + S::TILES + (uint32_t)stage * S::TILE;
-    sm90a_barrier_wait(rows_barrier(t, S::BARRIERS, WEIGHED + stage), rows_phase(t.block), 40 + half * 2 + stage);
-    const float *factors = (const float *)(t.memory + S::FACTORS) + stage * ROWS_HEADS + thread / 32 * 16 + lane / 4;
+    uint32_t tile = t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE;
+    sm90a_barrier_wait(rows_barrier(t, WEIGHED + stage), rows_phase(t.block), 40 + half * 2 + stage);
+    sm90a_fence_async();
+    const float *factors = (const float *)(t.memory + ROWS_FACTORS) + stage * ROWS_HEADS + thread / 32 * 16 + lane / 4;
     float factor[2] = {factors[0], factors[8]};
     if (!fresh && __any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f))
 #pragma unroll
@@ -216,29 +236,30 @@ template <class S> static __device__ __forceinline__ void rows_block_values(floa
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t values = tile + (uint32_t)(half * 4 + i % 2 * 2) * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 2048;
-        sm90a_product<128, 0, 1>::run(sums[i % 2], sm90_tile(tile + S::PANELS * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 32, 0),
+        sm90a_product<128, 0, 1>::run(sums[i % 2], sm90_tile(tile + ROWS_PANELS * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 32, 0),
                                       sm90_tile(values, ATTENTION_PANEL_BYTES), !(fresh && i < 2));
     }
     sm90a_product_commit();
     sm90a_product_wait<0>();
     sm90a_touch(sums[0]);
     sm90a_touch(sums[1]);
-    sm90a_barrier_arrive_warp(rows_barrier(t, S::BARRIERS, EMPTY + stage));
+    sm90a_barrier_arrive_warp(rows_barrier(t, EMPTY + stage));
     t.block++;
 }
 
 /* Merges the sums of a chunk into what the scratch holds of this row; the first is only kept there, unless it is the last too. */
 static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *scratch, const attention_merge (&m)[2], bool first, bool last)
 {
+    constexpr int AT_ONCE = 8; /* loads under way in a thread */
 #pragma unroll
-    for (int i = 0; i < 32; i += 4) {
-        float4 before[4];
+    for (int i = 0; i < 32; i += AT_ONCE) {
+        float4 before[AT_ONCE];
         if (!first)
 #pragma unroll
-            for (int n = 0; n < 4; n++)
+            for (int n = 0; n < AT_ONCE; n++)
                 before[n] = __ldcg(scratch + (i + n) * ROWS_GROUP);
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < AT_ONCE; n++) {
             float *v = sums[i / 16] + 4 * (i % 16 + n);
             if (!first) {
                 v[0] = attention_merged(before[n].x, v[0], &m[0]);
@@ -252,41 +273,42 @@ static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *
     }
 }
 
-template <class S> static __device__ __forceinline__ void rows_values(const gpu_attend_args &a, rows_task &t, int half, float4 *scratch)
+template <int CHUNK> static __device__ __forceinline__ void rows_values(const gpu_attend_args &a, rows_task &t, int half, float4 *scratch)
 {
     float sums[2][64];
     int thread = (int)threadIdx.x % ROWS_GROUP, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
-    const float *state = (const float *)(t.memory + S::STATE) + line;
+    const float *state = (const float *)(t.memory + ROWS_STATE) + line;
     for (; t.work < t.works; t.work += (int)gridDim.x) {
         int row = t.work / t.groups, count = a.selected_count[row];
         attention_merge m[2];
-        for (int first = 0; first < count; first += S::CHUNK, t.chunk++) {
-            int keys = min(count - first, S::CHUNK);
+        for (int first = 0; first < count; first += CHUNK, t.chunk++) {
+            int keys = min(count - first, CHUNK);
             for (int done = 0; done < keys; done += ATTENTION_BLOCK)
-                rows_block_values<S>(sums, t, half, done == 0);
-            sm90a_barrier_wait(rows_barrier(t, S::BARRIERS, STATED), (uint32_t)t.chunk & 1u, 50 + half);
+                rows_block_values(sums, t, half, done == 0);
+            sm90a_barrier_wait(rows_barrier(t, STATED), (uint32_t)t.chunk & 1u, 50 + half);
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (first == 0)
                     m[i] = {state[8 * i], state[ROWS_HEADS + 8 * i], 0.0f, 1.0f};
                 else
                     attention_merge_next(&m[i], state[8 * i], state[ROWS_HEADS + 8 * i], t.c);
-            sm90a_barrier_arrive_warp(rows_barrier(t, S::BARRIERS, STATE_READ));
-            rows_merge(sums, scratch, m, first == 0, first + S::CHUNK >= count);
+            sm90a_barrier_arrive_warp(rows_barrier(t, STATE_READ));
+            rows_merge(sums, scratch, m, first == 0, first + CHUNK >= count);
         }
         float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
-        float *out = a.out + ((int64_t)row * a.heads + t.work % t.groups * ROWS_HEADS + line) * S::LATENT + half * 256 + lane % 4 * 2;
+        float *out = a.out + ((int64_t)row * a.heads + t.work % t.groups * ROWS_HEADS + line) * ROWS_LATENT + half * 256 + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < 32; n++) {
             const float *v = sums[n / 16] + 4 * (n % 16);
             __stcs((float2 *)(out + n * 8), make_float2(__fmul_rn(v[0], scale[0]), __fmul_rn(v[1], scale[0])));
-            __stcs((float2 *)(out + 8 * S::LATENT + n * 8), make_float2(__fmul_rn(v[2], scale[1]), __fmul_rn(v[3], scale[1])));
+            __stcs((float2 *)(out + 8 * ROWS_LATENT + n * 8), make_float2(__fmul_rn(v[2], scale[1]), __fmul_rn(v[3], scale[1])));
         }
     }
 }
 
-template <class S>
-__global__ void __launch_bounds__(ROWS_THREADS, 1) attention_rows(const __grid_constant__ gpu_attend_args a, float4 *scratch)
+template <int CHUNK>
+__global__ void __launch_bounds__(ROWS_THREADS, 1)
+    attention_rows(const __grid_constant__ gpu_attend_args a, const uint8_t *staged, float4 *scratch)
 {
     extern __shared__ uint8_t raw[];
     rows_task t = {};
@@ -299,44 +321,81 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) attention_rows(const __grid_c
     t.margin = 8.0f / t.c;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
-            sm90a_barrier_init(rows_barrier(t, S::BARRIERS, FULL + i), ROWS_LOADERS);
-            sm90a_barrier_init(rows_barrier(t, S::BARRIERS, EMPTY + i), 8);
-            sm90a_barrier_init(rows_barrier(t, S::BARRIERS, WEIGHED + i), 4);
+            sm90a_barrier_init(rows_barrier(t, FULL + i), ROWS_GROUP);
+            sm90a_barrier_init(rows_barrier(t, EMPTY + i), 8);
+            sm90a_barrier_init(rows_barrier(t, WEIGHED + i), 4);
         }
-        sm90a_barrier_init(rows_barrier(t, S::BARRIERS, STATED), 4);
-        sm90a_barrier_init(rows_barrier(t, S::BARRIERS, STATE_READ), 8);
+        sm90a_barrier_init(rows_barrier(t, STATED), 4);
+        sm90a_barrier_init(rows_barrier(t, STATE_READ), 8);
         sm90a_barrier_init_done();
     }
     __syncthreads();
     int role = (int)threadIdx.x / ROWS_GROUP;
     if (role == ROWS_SCORES) {
-        sm90a_registers_fewer<88>();
-        rows_scores<S>(a, t);
-    } else if (role == ROWS_KEYS) {
         sm90a_registers_fewer<104>();
-        rows_keys<S>(a, t);
+        rows_scores<CHUNK>(a, t);
+    } else if (role == ROWS_KEYS) {
+        sm90a_registers_fewer<40>();
+        rows_keys(a, t, staged);
     } else {
-        sm90a_registers_more<160>();
+        sm90a_registers_more<184>();
         int half = role - ROWS_VALUES_LOW;
-        rows_values<S>(a, t, half, scratch + ((int64_t)blockIdx.x * 2 + half) * (ROWS_GROUP * 32) + (int)threadIdx.x % ROWS_GROUP);
+        rows_values<CHUNK>(a, t, half, scratch + ((int64_t)blockIdx.x * 2 + half) * (ROWS_GROUP * 32) + (int)threadIdx.x % ROWS_GROUP);
     }
 }
 
-template <class S> static void rows_launch(const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream stream)
+/* ---- staging ---- */
+
+/* One block per page of one sequence: its entries as f16, if a row of the step sees them. */
+template <int DTYPE> __global__ void __launch_bounds__(256) attention_stage(const __grid_constant__ gpu_attend_args a, uint8_t *staged)
 {
-    int works = rows * (a->heads / ROWS_HEADS);
-    cudaFuncSetAttribute(attention_rows<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-    attention_rows<S><<<works < processors ? works : processors, ROWS_THREADS, S::BYTES, stream>>>(*a, (float4 *)scratch);
+    constexpr int ENTRY = attention_entry_bytes(DTYPE, ROWS_LATENT, ROWS_ROPE), PIECES = 9 * 8;
+    const gpu_step *step = a.step;
+    int page = (int)blockIdx.x, sequence = (int)blockIdx.y;
+    bool seen = false;
+    for (int first = 0; first < step->rows && !seen; first += 256) {
+        int row = first + (int)threadIdx.x;
+        seen = __syncthreads_or(row < step->rows && step->sequences[row] == sequence && step->positions[row] / GPU_PAGE_TOKENS >= page) != 0;
+    }
+    if (!seen)
+        return;
+    int at = step->table_first[sequence] + page;
+    const uint8_t *entries = step->pages + a.cache.latent_offset + (int64_t)step->tables[at] * a.cache.page_bytes;
+    uint4 *out = (uint4 *)(staged + (int64_t)at * (GPU_PAGE_TOKENS * STAGED_BYTES));
+    for (int i = (int)threadIdx.x; i < GPU_PAGE_TOKENS * PIECES; i += 256) {
+        int token = i / PIECES, piece = i % PIECES;
+        const uint8_t *e = entries + token * ENTRY;
+        if (DTYPE == GPU_KV_FP8 && piece < ROWS_LATENT / 8) {
+            uint2 v = __ldg((const uint2 *)(e + piece * 8));
+            attention_scale s = attention_scale_of(__uint_as_float(sm90a_load4(e + ROWS_LATENT + piece / 16 * 4)));
+            out[i] = make_uint4(attention_scaled(sm90a_e4m3_low(v.x), s), attention_scaled(sm90a_e4m3_high(v.x), s),
+                                attention_scaled(sm90a_e4m3_low(v.y), s), attention_scaled(sm90a_e4m3_high(v.y), s));
+        } else {
+            uint4 v = __ldg((const uint4 *)(e + (DTYPE == GPU_KV_FP8 ? ENTRY - ROWS_ROPE * 2 + (piece - ROWS_LATENT / 8) * 16 : piece * 16)));
+            out[i] = make_uint4(sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+        }
+    }
 }
 
 #ifndef GPU_ATTENTION_CHUNK
 #define GPU_ATTENTION_CHUNK 512
 #endif
 
-void gpu_attention_rows_sm90(const gpu_attend_args *a, void *scratch, int processors, int rows, gpu_stream s)
+size_t gpu_attention_rows_sm90_bytes(const gpu_attention_limits *l)
 {
+    return (size_t)l->table_entries * (GPU_PAGE_TOKENS * STAGED_BYTES) + (size_t)l->processors * ROWS_HEADS * ROWS_LATENT * sizeof(float);
+}
+
+void gpu_attention_rows_sm90(const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows, gpu_stream s)
+{
+    int works = rows * (a->heads / ROWS_HEADS);
+    uint8_t *staged = (uint8_t *)scratch;
+    float4 *sums = (float4 *)(staged + (size_t)l->table_entries * (GPU_PAGE_TOKENS * STAGED_BYTES));
+    dim3 pages((unsigned)l->pages, (unsigned)l->sequences);
     if (a->cache.dtype == GPU_KV_FP8)
-        rows_launch<rows_shape<GPU_KV_FP8, GPU_ATTENTION_CHUNK>>(a, scratch, processors, rows, s);
+        attention_stage<GPU_KV_FP8><<<pages, 256, 0, s>>>(*a, staged);
     else
-        rows_launch<rows_shape<GPU_KV_BF16, GPU_ATTENTION_CHUNK>>(a, scratch, processors, rows, s);
+        attention_stage<GPU_KV_BF16><<<pages, 256, 0, s>>>(*a, staged);
+    cudaFuncSetAttribute(attention_rows<GPU_ATTENTION_CHUNK>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROWS_BYTES);
+    attention_rows<GPU_ATTENTION_CHUNK><<<works < l->processors ? works : l->processors, ROWS_THREADS, ROWS_BYTES, s>>>(*a, staged, sums);
 }

@@ -16,7 +16,7 @@ enum { ATTENTION_BLOCK = 64, ATTENTION_UNIT = 4, ATTENTION_PANEL_BYTES = ATTENTI
 enum : uint32_t { ATTENTION_NO_SLOT = 0xffffffffu };
 
 /* Bytes of a cached entry (model/kv_layout.h). */
-static constexpr int attention_entry_bytes(int dtype, int latent, int rope)
+static __host__ __device__ constexpr int attention_entry_bytes(int dtype, int latent, int rope)
 {
     return dtype == GPU_KV_FP8 ? latent + (latent + GPU_KV_GROUP - 1) / GPU_KV_GROUP * 4 + rope * 2 : (latent + rope) * 2;
 }
@@ -139,23 +139,32 @@ static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT
     }
 }
 
-/* Two codes times their scale, rounded once: the scale is split in two f16. */
-static __device__ __forceinline__ uint32_t attention_scaled(uint32_t codes, uint32_t scale, uint32_t rest)
+/* A scale as two f16 in both halves of a word each: so that two codes times their scale are rounded once. */
+struct attention_scale {
+    uint32_t most, rest;
+};
+
+static __device__ __forceinline__ attention_scale attention_scale_of(float scale)
 {
-    return sm90a_f16x2_fma(codes, scale, sm90a_f16x2_mul(codes, rest));
+    attention_scale s = {sm90a_f16x2(scale, scale), 0};
+    float rest = scale - sm90a_f16_value(s.most);
+    s.rest = sm90a_f16x2(rest, rest);
+    return s;
+}
+
+static __device__ __forceinline__ uint32_t attention_scaled(uint32_t codes, attention_scale s)
+{
+    return sm90a_f16x2_fma(codes, s.most, sm90a_f16x2_mul(codes, s.rest));
 }
 
 static __device__ __forceinline__ void attention_store_fp8(uint32_t line, uint32_t piece, uint32_t swizzle, uint4 v, float scale)
 {
-    uint32_t s = sm90a_f16x2(scale, scale);
-    float rounded;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(rounded) : "r"(s));
-    uint32_t r = sm90a_f16x2(scale - rounded, scale - rounded);
-    sm90a_store16(line + ((piece ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.x), s, r), attention_scaled(sm90a_e4m3_high(v.x), s, r),
-                  attention_scaled(sm90a_e4m3_low(v.y), s, r), attention_scaled(sm90a_e4m3_high(v.y), s, r));
-    sm90a_store16(line + (((piece + 1) ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.z), s, r),
-                  attention_scaled(sm90a_e4m3_high(v.z), s, r), attention_scaled(sm90a_e4m3_low(v.w), s, r),
-                  attention_scaled(sm90a_e4m3_high(v.w), s, r));
+    attention_scale s = attention_scale_of(scale);
+    sm90a_store16(line + ((piece ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.x), s), attention_scaled(sm90a_e4m3_high(v.x), s),
+                  attention_scaled(sm90a_e4m3_low(v.y), s), attention_scaled(sm90a_e4m3_high(v.y), s));
+    sm90a_store16(line + (((piece + 1) ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.z), s),
+                  attention_scaled(sm90a_e4m3_high(v.z), s), attention_scaled(sm90a_e4m3_low(v.w), s),
+                  attention_scaled(sm90a_e4m3_high(v.w), s));
 }
 
 static __device__ __forceinline__ void attention_store_bf16(uint32_t address, uint4 v)

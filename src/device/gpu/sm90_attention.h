@@ -122,6 +122,18 @@ static __device__ __forceinline__ void sm90a_bulk_load(uint32_t to, const void *
                  : "memory");
 }
 
+/* 16 bytes from global memory without a register; of them `bytes` are read, the rest are zeros. */
+static __device__ __forceinline__ void sm90a_copy16(uint32_t to, const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/* One arrival of this thread when its copies so far are complete. The barrier's count includes it. */
+static __device__ __forceinline__ void sm90a_barrier_arrive_copies(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* ---- clusters ---- */
 
 static __device__ __forceinline__ uint32_t sm90a_cluster_rank(void)
@@ -167,6 +179,14 @@ static __device__ __forceinline__ uint32_t sm90a_f16x2(float low, float high)
 {
     uint32_t d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/* The f16 in the lower half of a word. */
+static __device__ __forceinline__ float sm90a_f16_value(uint32_t v)
+{
+    float d;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(d) : "r"(v));
     return d;
 }
 
