@@ -107,7 +107,7 @@ static void select_on_host(const float *scores, int n, int k, int32_t *out)
 }
 
 /* Rows whose selection is not the host's. */
-static int wrong_selections(const problem *p, const float *scores)
+static int wrong_selections(const problem *p, const float *scores, gpu_select_kernel kernel)
 {
     gpu_select_args a = p->select;
     size_t n = (size_t)p->rows * (size_t)p->topk;
@@ -115,7 +115,7 @@ static int wrong_selections(const problem *p, const float *scores)
     int wrong = 0;
     CHECK(cudaMemset(a.selected, 0xff, n * 4));
     CHECK(cudaMemset(a.selected_count, 0xff, (size_t)p->rows * 4));
-    gpu_select_sm90(&a, 0);
+    gpu_select_sm90(&a, kernel, 0);
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(got, a.selected, n * 4, cudaMemcpyDeviceToHost));
     CHECK(cudaMemcpy(count, a.selected_count, (size_t)p->rows * 4, cudaMemcpyDeviceToHost));
@@ -155,7 +155,7 @@ static int check_scores(const char *name, int heads, int width, int dtype, int t
             size += want[at] * want[at];
             other += memcmp(&few[at], &many[at], 4) != 0;
         }
-    int wrong = wrong_selections(&p, few);
+    int wrong = wrong_selections(&p, few, GPU_SELECT_HELD) + wrong_selections(&p, few, GPU_SELECT_SHARED);
     for (int r = 5; r < p.rows; r += 5) {
         gpu_index_score_args a = p.score;
         a.first_row = r, a.score_rows = 1;
@@ -166,8 +166,8 @@ static int check_scores(const char *name, int heads, int width, int dtype, int t
     }
     double error = sqrt(difference / size);
     bool bad = error > 2e-3 || other || alone || wrong;
-    printf("%-16s error %.1e, scores that differ between few and many rows: %d, rows that differ alone: %d, wrong selections: %d%s\n", name, error, other,
-           alone, wrong, bad ? " WRONG" : "");
+    printf("%-16s error %.1e, scores that differ between few and many rows: %d, rows that differ alone: %d, wrong selections: %d%s\n", name,
+           error, other, alone, wrong, bad ? " WRONG" : "");
     return bad;
 }
 
@@ -191,27 +191,28 @@ static float hard_score(int kind, int i, int n)
     }
 }
 
-static int check_select(void)
+static int check_select(gpu_select_kernel kernel, int context)
 {
-    static const int lengths[] = {2047, 2048, 2049, 2050, 5000, 16384, 20001, 45000};
-    enum { LENGTHS = 8, KINDS = 12, MOST = 45000 };
+    enum { LENGTHS = 8, KINDS = 12 };
+    const int lengths[LENGTHS] = {2047, 2048, 2049, 2050, 5000, context / 2 + 1, context - 1, context};
     problem p = {};
-    p.rows = LENGTHS * KINDS, p.topk = 2048, p.context = MOST;
+    p.rows = LENGTHS * KINDS, p.topk = 2048, p.context = context;
     p.positions = (int32_t *)malloc((size_t)p.rows * 4);
-    float *scores = (float *)malloc((size_t)p.rows * MOST * 4);
+    float *scores = (float *)malloc((size_t)p.rows * (size_t)context * 4);
     for (int r = 0; r < p.rows; r++) {
         int n = lengths[r % LENGTHS];
         p.positions[r] = n - 1;
-        for (int i = 0; i < MOST; i++)
-            scores[(size_t)r * MOST + (size_t)i] = i < n ? hard_score(r / LENGTHS, i, n) : 1e30f;
+        for (int i = 0; i < context; i++)
+            scores[(size_t)r * (size_t)context + (size_t)i] = i < n ? hard_score(r / LENGTHS, i, n) : 1e30f;
     }
     p.step.rows = p.rows;
     p.step.positions = device_copy(p.positions, (size_t)p.rows);
-    p.select = {device_copy(&p.step, 1), device_copy(scores, (size_t)p.rows * MOST), MOST, p.topk, 0, p.rows, NULL, NULL};
+    p.select = {device_copy(&p.step, 1), device_copy(scores, (size_t)p.rows * (size_t)context), context, p.topk, 0, p.rows, NULL, NULL};
     p.select.selected = (int32_t *)device_memory((size_t)p.rows * 2048 * 4, 0xff);
     p.select.selected_count = (int32_t *)device_memory((size_t)p.rows * 4, 0xff);
-    int wrong = wrong_selections(&p, scores);
-    printf("select: %d lists of 12 kinds and 8 lengths, wrong: %d%s\n", p.rows, wrong, wrong ? " WRONG" : "");
+    int wrong = wrong_selections(&p, scores, kernel);
+    printf("select %s, up to %d positions: %d lists of 12 kinds and 8 lengths, wrong: %d%s\n",
+           kernel == GPU_SELECT_HELD ? "held" : "shared", context, p.rows, wrong, wrong ? " WRONG" : "");
     return wrong != 0;
 }
 
@@ -228,11 +229,12 @@ static void time_decode(int rows, int dtype)
         printf(" scores/%d %.2f us,", pages, us);
         best = fminf(best, graph_us(50, [&](int, gpu_stream s) {
             gpu_index_scores_sm90(&p.score, GPU_INDEX_FEW, pages, s);
-            gpu_select_sm90(&p.select, s);
+            gpu_select_sm90(&p.select, GPU_SELECT_HELD, s);
         }));
     }
-    float us = graph_us(50, [&](int, gpu_stream s) { gpu_select_sm90(&p.select, s); });
-    printf(" select %.2f us, both %.2f us\n", us, best);
+    float held = graph_us(50, [&](int, gpu_stream s) { gpu_select_sm90(&p.select, GPU_SELECT_HELD, s); });
+    float shared = graph_us(50, [&](int, gpu_stream s) { gpu_select_sm90(&p.select, GPU_SELECT_SHARED, s); });
+    printf(" select held %.2f us, shared %.2f us, scores and select %.2f us\n", held, shared, best);
 }
 
 static void time_prefill(int dtype)
@@ -252,13 +254,16 @@ static void time_prefill(int dtype)
         });
         printf(" scores/%d %.0f us %.0f TFLOP/s,", pages, us, flops / us * 1e-6);
     }
-    float us = median_us(5, [&](int) {
-        for (int first = 0; first < p.rows; first += 1024) {
-            p.select.first_row = first;
-            gpu_select_sm90(&p.select, 0);
-        }
-    });
-    printf(" select %.0f us\n", us);
+    for (int kernel = GPU_SELECT_HELD; kernel <= GPU_SELECT_SHARED; kernel++) {
+        float us = median_us(5, [&](int) {
+            for (int first = 0; first < p.rows; first += 1024) {
+                p.select.first_row = first;
+                gpu_select_sm90(&p.select, (gpu_select_kernel)kernel, 0);
+            }
+        });
+        printf(" select %s %.0f us", kernel == GPU_SELECT_HELD ? "held" : "shared", us);
+    }
+    printf("\n");
 }
 
 int main(int argc, char **argv)
@@ -276,7 +281,8 @@ int main(int argc, char **argv)
     else if (!strcmp(name, "nano"))
         bad = check_scores("nano fp8", 4, 64, GPU_KV_FP8, 256) | check_scores("nano bf16", 4, 64, GPU_KV_BF16, 256);
     else if (!strcmp(name, "select"))
-        bad = check_select();
+        bad = check_select(GPU_SELECT_SHARED, 45000) | check_select(GPU_SELECT_SHARED, 16384) | check_select(GPU_SELECT_HELD, 16384)
+              | check_select(GPU_SELECT_HELD, 20480) | check_select(GPU_SELECT_HELD, 32768);
     else if (!strcmp(name, "decode1"))
         time_decode(1, GPU_KV_FP8);
     else if (!strcmp(name, "decode32"))

@@ -4,20 +4,28 @@
  *     scores^T [64 keys][heads]   = tile [64 keys][latent + rope] x q^T          tile read by line
  *     sums^T   [latent][heads]   += tile^T [latent][64 keys] x weights^T         the same tile read across
  *
- * Keys come from their pages into registers, one block of keys ahead, are turned into f16 and stored to one of two tiles. When all chunks
- * are done, each block of the cluster merges its part of the latent from the shared memory of all of them. */
+ * Entries come from their pages by bulk copies, one block of keys ahead, are turned into f16 and stored to one of two tiles (entries that
+ * are no multiple of 16 bytes come through registers). When all chunks are done, each block of the cluster merges its part of the latent
+ * from the shared memory of all of them. */
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
-enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, PRODUCTS = 128, SYNC_PRODUCTS = 1, SYNC_LOADERS = 2 };
+enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, PRODUCTS = 128, SYNC_PRODUCTS = 1, SYNC_LOADERS = 2, MOST_CHUNKS = 8 };
 
+/* Shared memory: queries, two tiles, weights, entries as they come (in slots of 4 keys, SLOTS per warp of loaders), and small things. */
 template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct split_shape {
     static constexpr int LATENT = LATENT_, ROPE = ROPE_, HEADS = HEADS_, DTYPE = DTYPE_, CHUNK = CHUNK_;
     static constexpr int PANELS = LATENT / 64, TILE = (PANELS + 1) * ATTENTION_PANEL_BYTES, Q_PANEL = HEADS * SM90_LINE_BYTES;
-    static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, SLOTS = WEIGHTS + HEADS * SM90_LINE_BYTES;
-    static constexpr int LARGEST = SLOTS + CHUNK * 4, STATE = LARGEST + 2 * 4 * HEADS * 4, BARRIERS = STATE + 2 * HEADS * 4;
-    static constexpr int BYTES = BARRIERS + 4 * 8 + 1024; /* 1024: to begin at a multiple of it */
+    static constexpr int ENTRY = attention_entry_bytes(DTYPE, LATENT, ROPE), RAW_ENTRY = attention_raw_bytes(ENTRY);
+    static constexpr bool BULK = ENTRY % 16 == 0 && (DTYPE == GPU_KV_FP8 || HEADS <= 24 || LATENT < 512); /* else no room */
+    static constexpr int SLOTS = DTYPE == GPU_KV_FP8 && HEADS <= 24 ? 2 : 1, RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
+    static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + HEADS * SM90_LINE_BYTES;
+    static constexpr int KEYS = RAW + (BULK ? SPLIT_LOADERS * SLOTS * RAW_SLOT : 0), LARGEST = KEYS + CHUNK * 4;
+    static constexpr int STATE = LARGEST + 2 * 4 * HEADS * 4, STATES = STATE + 2 * HEADS * 4;
+    static constexpr int BARRIERS = STATES + MOST_CHUNKS * 2 * HEADS * 4, CAME = BARRIERS + 4 * 8;
+    static constexpr int BYTES = CAME + SPLIT_LOADERS * SLOTS * 8 + 1024; /* 1024: to begin at a multiple of it */
     static constexpr int STEPS = LATENT / 16 + ROPE / 16, UNITS = ATTENTION_BLOCK / ATTENTION_UNIT / SPLIT_LOADERS;
+    static_assert(BYTES <= 232448, "a block has no more shared memory");
 };
 
 /* One row's chunk as a block sees it. */
@@ -40,16 +48,13 @@ static __device__ __forceinline__ uint32_t empty_barrier(uint32_t barriers, int 
     return barriers + 16 + (uint32_t)stage * 8;
 }
 
-template <class S> static __device__ __forceinline__ void split_load(const gpu_attend_args &a, const split_task &t)
+/* Keys through registers: the loads of the next block are under way while this one is stored. */
+template <class S>
+static __device__ __forceinline__ void split_load_registers(const attention_keys &k, const split_task &t, const uint32_t *slots)
 {
     typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
-    int thread = (int)threadIdx.x - PRODUCTS, warp = thread / 32, lane = thread % 32;
-    const gpu_step *step = a.step;
-    attention_keys k = {step->pages + a.cache.latent_offset, a.cache.page_bytes};
-    uint32_t *slots = (uint32_t *)(t.memory + S::SLOTS), barriers = t.shared + S::BARRIERS;
-    attention_slots(slots, a.selected + (int64_t)t.row * a.topk + t.chunk * S::CHUNK, t.keys,
-                    step->tables + step->table_first[step->sequences[t.row]], thread, SPLIT_LOADERS * 32);
-    sm90a_sync(SYNC_LOADERS, SPLIT_LOADERS * 32);
+    int warp = (int)threadIdx.x / 32 - PRODUCTS / 32, lane = (int)threadIdx.x % 32;
+    uint32_t barriers = t.shared + S::BARRIERS;
     unit units[S::UNITS];
 #pragma unroll
     for (int u = 0; u < S::UNITS; u++)
@@ -68,6 +73,68 @@ template <class S> static __device__ __forceinline__ void split_load(const gpu_a
         sm90a_fence_async();
         sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
     }
+}
+
+/* Which 4 keys of the chunk a warp's unit `number` is: UNITS per block of keys. */
+template <class S> static __device__ __forceinline__ int split_unit_key(int number, int warp)
+{
+    return number / S::UNITS * ATTENTION_BLOCK + (number % S::UNITS * SPLIT_LOADERS + warp) * ATTENTION_UNIT;
+}
+
+/* Asks for the entries of a unit: lanes 0 to 3 one each. */
+template <class S>
+static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int number, int warp,
+                                                     int lane)
+{
+    int first = split_unit_key<S>(number, warp), there = min(max(t.keys - first, 0), (int)ATTENTION_UNIT);
+    uint32_t slot = (uint32_t)(warp * S::SLOTS + number % S::SLOTS), came = t.shared + S::CAME + slot * 8;
+    if (lane == 0)
+        sm90a_barrier_expect(came, (uint32_t)(there * S::ENTRY));
+    __syncwarp();
+    if (lane < there)
+        sm90a_bulk_load(t.shared + S::RAW + slot * S::RAW_SLOT + (uint32_t)(lane * S::RAW_ENTRY), attention_entry<S::ENTRY>(&k, slots[first + lane]),
+                        S::ENTRY, came);
+}
+
+/* Keys by bulk copies: a slot is asked for again as soon as its entries are in registers. */
+template <class S> static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const split_task &t, const uint32_t *slots)
+{
+    typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
+    int warp = (int)threadIdx.x / 32 - PRODUCTS / 32, lane = (int)threadIdx.x % 32, units = t.blocks * S::UNITS;
+    uint32_t barriers = t.shared + S::BARRIERS;
+    for (int i = 0; i < min(S::SLOTS, units); i++)
+        split_request<S>(k, t, slots, i, warp, lane);
+    for (int number = 0; number < units; number++) {
+        int block = number / S::UNITS, stage = block & 1;
+        uint32_t slot = (uint32_t)(warp * S::SLOTS + number % S::SLOTS);
+        unit u;
+        sm90a_barrier_wait(t.shared + S::CAME + slot * 8, (uint32_t)(number / S::SLOTS) & 1u, 20);
+        attention_unit_read(&u, t.shared + S::RAW + slot * S::RAW_SLOT, t.keys - split_unit_key<S>(number, warp), lane);
+        __syncwarp();
+        if (number + S::SLOTS < units)
+            split_request<S>(k, t, slots, number + S::SLOTS, warp, lane);
+        if (block >= 2 && number % S::UNITS == 0)
+            sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(block / 2 - 1) & 1u, 10 + stage);
+        attention_unit_store(&u, t.shared + S::TILES + (uint32_t)stage * S::TILE, split_unit_key<S>(number, warp) % ATTENTION_BLOCK, lane);
+        if (number % S::UNITS == S::UNITS - 1) {
+            sm90a_fence_async();
+            sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
+        }
+    }
+}
+
+template <class S> static __device__ __forceinline__ void split_load(const gpu_attend_args &a, const split_task &t)
+{
+    const gpu_step *step = a.step;
+    attention_keys k = {step->pages + a.cache.latent_offset, a.cache.page_bytes};
+    uint32_t *slots = (uint32_t *)(t.memory + S::KEYS);
+    attention_slots(slots, a.selected + (int64_t)t.row * a.topk + t.chunk * S::CHUNK, t.keys,
+                    step->tables + step->table_first[step->sequences[t.row]], (int)threadIdx.x - PRODUCTS, SPLIT_LOADERS * 32);
+    sm90a_sync(SYNC_LOADERS, SPLIT_LOADERS * 32);
+    if constexpr (S::BULK)
+        split_load_bulk<S>(k, t, slots);
+    else
+        split_load_registers<S>(k, t, slots);
 }
 
 /* What a thread of the products keeps: for each of its columns (heads 8n + 2 (t % 4) + e: column 2n + e). */
@@ -218,14 +285,7 @@ template <class S> static __device__ __forceinline__ void split_multiply(const g
         sm90a_product_begin();
         split_scores<S>(s, t.shared + S::Q, tile);
         sm90a_product_commit();
-        sm90a_product_wait<1>();
-        if (j > 0)
-            sm90a_barrier_arrive_warp(empty_barrier(barriers, stage ^ 1));
         sm90a_product_wait<0>();
-        sm90a_touch(s);
-#pragma unroll
-        for (int p = 0; p < S::PANELS; p++)
-            sm90a_touch(sums[p]);
         split_weights<S>(s, t, j, state);
         split_rescale<S>(sums, state);
         sm90a_fence_async();
@@ -233,42 +293,69 @@ template <class S> static __device__ __forceinline__ void split_multiply(const g
         sm90a_product_begin();
         split_values<S>(sums, tile, weights);
         sm90a_product_commit();
+        sm90a_product_wait<0>();
+        sm90a_barrier_arrive_warp(empty_barrier(barriers, stage));
     }
-    sm90a_product_wait<0>();
-#pragma unroll
-    for (int p = 0; p < S::PANELS; p++)
-        sm90a_touch(sums[p]);
     split_publish_state<S>(t, state);
     split_publish_sums<S>(t, sums);
 }
 
+/* References and sums of all chunks, [chunk][2][heads], to this block's memory. */
+template <class S> static __device__ __forceinline__ void split_collect_states(const split_task &t)
+{
+    float *states = (float *)(t.memory + S::STATES);
+    for (int i = (int)threadIdx.x; i < t.chunks * 2 * S::HEADS; i += PRODUCTS)
+        states[i] = sm90a_cluster_load(sm90a_cluster_address(t.shared + S::STATE, (uint32_t)(i / (2 * S::HEADS)))
+                                       + (uint32_t)(i % (2 * S::HEADS)) * 4);
+    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+}
+
+/* Merges the next chunks, up to 4, into the sums of two heads: columns `column` and the next. */
+template <class S>
+static __device__ __forceinline__ void split_merge_some(const split_task &t, int first, const float4 (&next)[4], int column, attention_merge (&m)[2],
+                                                        float4 *sum)
+{
+    const float *states = (const float *)(t.memory + S::STATES) + column;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (first + i >= t.chunks)
+            break;
+        const float *state = states + (first + i) * 2 * S::HEADS;
+        if (first + i == 0) {
+            m[0] = {state[0], state[S::HEADS], 0.0f, 1.0f};
+            m[1] = {state[1], state[S::HEADS + 1], 0.0f, 1.0f};
+            *sum = next[0];
+        } else {
+            attention_merge_next(&m[0], state[0], state[S::HEADS], t.c);
+            attention_merge_next(&m[1], state[1], state[S::HEADS + 1], t.c);
+            *sum = make_float4(attention_merged(sum->x, next[i].x, &m[0]), attention_merged(sum->y, next[i].y, &m[1]),
+                               attention_merged(sum->z, next[i].z, &m[0]), attention_merged(sum->w, next[i].w, &m[1]));
+        }
+    }
+}
+
 /* Panels rank, rank + size, ... of the merged result. Called by the threads of the products. */
-template <class S> static __device__ __forceinline__ void split_merge(const gpu_attend_args &a, const split_task &t, uint32_t rank, uint32_t size)
+template <class S>
+static __device__ __forceinline__ void split_merge(const gpu_attend_args &a, const split_task &t, uint32_t rank, uint32_t size)
 {
     int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
     float *out = a.out + ((int64_t)t.row * a.heads + t.first_head) * S::LATENT;
+    split_collect_states<S>(t);
     for (int p = (int)rank; p < S::PANELS; p += (int)size)
 #pragma unroll
         for (int n = 0; n < S::HEADS / 8; n++) {
-            attention_merge m[2];
-            float4 sum = make_float4(0, 0, 0, 0);
-            for (int chunk = 0; chunk < t.chunks; chunk++) {
-                uint32_t there = sm90a_cluster_address(t.shared, (uint32_t)chunk), state = there + S::STATE + (uint32_t)(n * 8 + lane % 4 * 2) * 4;
-                float4 next = sm90a_cluster_load4(there + S::TILES + (uint32_t)((p * (S::HEADS / 8) + n) * PRODUCTS + thread) * 16);
-                for (int e = 0; e < 2; e++) {
-                    float reference = sm90a_cluster_load(state + e * 4), weight = sm90a_cluster_load(state + S::HEADS * 4 + e * 4);
-                    if (chunk == 0)
-                        m[e] = {reference, weight, 0.0f, 1.0f};
-                    else
-                        attention_merge_next(&m[e], reference, weight, t.c);
-                }
-                if (chunk == 0)
-                    sum = next;
-                else
-                    sum = make_float4(attention_merged(sum.x, next.x, &m[0]), attention_merged(sum.y, next.y, &m[1]),
-                                      attention_merged(sum.z, next.z, &m[0]), attention_merged(sum.w, next.w, &m[1]));
+            attention_merge m[2] = {};
+            float4 sum = make_float4(0, 0, 0, 0), next[4];
+            int column = n * 8 + lane % 4 * 2;
+            for (int first = 0; first < t.chunks; first += 4) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (first + i < t.chunks)
+                        next[i] = sm90a_cluster_load4(sm90a_cluster_address(t.shared, (uint32_t)(first + i)) + S::TILES
+                                                      + (uint32_t)((p * (S::HEADS / 8) + n) * PRODUCTS + thread) * 16);
+                split_merge_some<S>(t, first, next, column, m, &sum);
             }
-            float *to = out + (n * 8 + lane % 4 * 2) * S::LATENT + p * 64 + warp * 16 + lane / 4;
+            float *to = out + column * S::LATENT + p * 64 + warp * 16 + lane / 4;
             float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
             to[0] = __fmul_rn(sum.x, scale[0]);
             to[S::LATENT] = __fmul_rn(sum.y, scale[1]);
@@ -300,7 +387,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) attention_split(const __grid
             sm90a_barrier_init(full_barrier(t.shared + S::BARRIERS, i), SPLIT_LOADERS);
             sm90a_barrier_init(empty_barrier(t.shared + S::BARRIERS, i), PRODUCTS / 32);
         }
+        for (int i = 0; i < SPLIT_LOADERS * S::SLOTS; i++)
+            sm90a_barrier_init(t.shared + (uint32_t)(S::CAME + i * 8), 1);
         sm90a_barrier_init_done();
+        sm90a_fence_async();
     }
     __syncthreads();
     if (threadIdx.x >= PRODUCTS) {

@@ -21,6 +21,13 @@ static __host__ __device__ constexpr int attention_entry_bytes(int dtype, int la
     return dtype == GPU_KV_FP8 ? latent + (latent + GPU_KV_GROUP - 1) / GPU_KV_GROUP * 4 + rope * 2 : (latent + rope) * 2;
 }
 
+/* Entries as they come lie this far apart in shared memory: 64 bytes more than a multiple of 128, so that lanes that read two entries at once
+ * meet different banks. */
+static __host__ __device__ constexpr int attention_raw_bytes(int entry)
+{
+    return (entry + 63) / 128 * 128 + 64;
+}
+
 /* Where piece `index` of a lane lies when a warp brings a unit of 4 keys: 16 values of one key. Four lanes read 64 bytes of a key that lie
  * side by side; eight lanes store to eight different 16-byte columns. */
 struct attention_piece {
@@ -136,6 +143,30 @@ static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT
         uint32_t slot = slots[first + lane / unit::ROPE_PIECES];
         const uint8_t *rope = attention_entry<unit::ENTRY>(k, slot) + unit::ENTRY - ROPE * 2 + lane % unit::ROPE_PIECES * 16;
         u->rope = slot != ATTENTION_NO_SLOT ? attention_read16<unit::ALIGNED>(rope) : zeros;
+    }
+}
+
+/* Reads the keys of a unit from their entries in shared memory; those from `there` on are zeros. */
+template <int LATENT, int ROPE, int DTYPE>
+static __device__ __forceinline__ void attention_unit_read(attention_unit<LATENT, ROPE, DTYPE> *u, uint32_t raw, int there, int lane)
+{
+    typedef attention_unit<LATENT, ROPE, DTYPE> unit;
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < unit::PIECES; i++) {
+        attention_piece p = attention_piece_at(i, lane, unit::PANELS);
+        uint32_t entry = raw + (uint32_t)(p.key * attention_raw_bytes(unit::ENTRY)), bytes = (DTYPE == GPU_KV_FP8 ? 1 : 2);
+        uint32_t at = entry + (uint32_t)(p.panel * 64 + p.quarter * 16) * bytes;
+        u->codes[i][0] = p.key < there ? sm90a_shared_load16(at) : zeros;
+        if (DTYPE == GPU_KV_FP8)
+            u->scale[i] = p.key < there ? sm90a_shared_load(entry + LATENT + (uint32_t)(p.panel / 2 * 4)) : 0.0f;
+        else
+            u->codes[i][unit::WORDS - 1] = p.key < there ? sm90a_shared_load16(at + 16) : zeros;
+    }
+    if (lane < ATTENTION_UNIT * unit::ROPE_PIECES) {
+        int key = lane / unit::ROPE_PIECES;
+        uint32_t at = raw + (uint32_t)(key * attention_raw_bytes(unit::ENTRY) + unit::ENTRY - ROPE * 2 + lane % unit::ROPE_PIECES * 16);
+        u->rope = key < there ? sm90a_shared_load16(at) : zeros;
     }
 }
 

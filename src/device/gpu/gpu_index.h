@@ -9,8 +9,8 @@
 
 #include "device/gpu/gpu_kernels.h"
 
-/* Rows that one block scores together: GPU_INDEX_FEW for single rows of many sequences, GPU_INDEX_MANY for runs of rows of one sequence. Any
- * choice is right for any rows. */
+/* Rows that one block scores together: GPU_INDEX_FEW for single rows of many sequences, GPU_INDEX_MANY for runs of rows of one sequence.
+ * Any choice is right for any rows. */
 typedef enum gpu_index_tile { GPU_INDEX_FEW, GPU_INDEX_MANY } gpu_index_tile;
 
 /* Whether there are kernels for these heads, width and format. */
@@ -19,7 +19,11 @@ GPU_API bool gpu_index_supports(const gpu_index_score_args *a);
 /* As gpu_index_scores. pages_per_block: pages of 64 positions that one block scores; any number gives the same scores. */
 GPU_API void gpu_index_scores_sm90(const gpu_index_score_args *a, gpu_index_tile tile, int pages_per_block, gpu_stream s);
 
+/* Where the scores are while they are searched: in registers (up to 32768 positions and a context that is a multiple of 4, else as shared),
+ * or in shared memory as far as they fit. The same selection from both. */
+typedef enum gpu_select_kernel { GPU_SELECT_HELD, GPU_SELECT_SHARED } gpu_select_kernel;
+
 /* As gpu_select. */
-GPU_API void gpu_select_sm90(const gpu_select_args *a, gpu_stream s);
+GPU_API void gpu_select_sm90(const gpu_select_args *a, gpu_select_kernel kernel, gpu_stream s);
 
 #endif

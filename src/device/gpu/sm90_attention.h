@@ -248,6 +248,20 @@ static __device__ __forceinline__ void sm90a_store2(uint32_t address, uint32_t a
     asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %1; st.shared.b16 [%0], l;}" ::"r"(address), "r"(a) : "memory");
 }
 
+static __device__ __forceinline__ uint4 sm90a_shared_load16(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ float sm90a_shared_load(uint32_t address)
+{
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+
 /* 16 bytes that nobody writes during the kernel; read once, so that they need not stay in the first cache. */
 static __device__ __forceinline__ uint4 sm90a_load16(const void *p)
 {
