@@ -86,10 +86,25 @@ static __device__ __forceinline__ void rows_copy_block(const uint8_t *staged, co
     }
 }
 
+/* Asks for the queries of a later work to be brought into the second cache: they are read at once when its turn comes. */
+static __device__ __forceinline__ void rows_prefetch_queries(const gpu_attend_args &a, const rows_task &t, int work)
+{
+    if (work >= t.works)
+        return;
+    int thread = (int)threadIdx.x % ROWS_GROUP;
+    int64_t head = (int64_t)(work / t.groups) * a.heads + work % t.groups * ROWS_HEADS;
+    const float *absorbed = a.q_absorbed + head * ROWS_LATENT, *rope = a.q + (head + thread / 2) * (a.nope + ROWS_ROPE) + a.nope;
+#pragma unroll
+    for (int i = 0; i < ROWS_HEADS * ROWS_LATENT / 32; i += ROWS_GROUP)
+        sm90a_prefetch(absorbed + (i + thread) * 32);
+    sm90a_prefetch(rope + thread % 2 * 32);
+}
+
 static __device__ __forceinline__ void rows_keys(const gpu_attend_args &a, rows_task &t, const uint8_t *staged)
 {
     int positions[KEYS_EACH];
     for (; t.work < t.works; t.work += (int)gridDim.x) {
+        rows_prefetch_queries(a, t, t.work + (int)gridDim.x);
         int row = t.work / t.groups, count = a.selected_count[row];
         const int32_t *selected = a.selected + (int64_t)row * a.topk;
         const uint8_t *entries = rows_staged(a, staged, row);
@@ -115,25 +130,24 @@ struct rows_state {
     float reference[2], sum[2][4];
 };
 
-/* Weights of a block for one of the thread's two heads: scores s[4n + 2 line + e]. */
-static __device__ __forceinline__ void rows_weights(float (&s)[32], int line, const rows_task &t, int left, uint32_t panel, rows_state &state)
+/* Weights of a block for one of the thread's two heads: scores s[4n + 2 line + e], packed[n] receives the weights of keys 8n + 2q and the
+ * next. */
+static __device__ __forceinline__ void rows_weights(const float (&s)[32], int line, const rows_task &t, int block, rows_state &state,
+                                                    uint32_t (&packed)[8])
 {
-    int thread = (int)threadIdx.x, lane = thread % 32;
-    uint32_t head = (uint32_t)(thread / 32 * 16 + lane / 4 + line * 8);
-    float largest = -INFINITY;
+    int thread = (int)threadIdx.x, lane = thread % 32, head = thread / 32 * 16 + lane / 4 + line * 8;
+    float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            if (n * 8 + lane % 4 * 2 + e >= left)
-                s[4 * n + 2 * line + e] = -INFINITY;
-            largest = fmaxf(largest, s[4 * n + 2 * line + e]);
-        }
+        for (int e = 0; e < 2; e++)
+            most[e] = fmaxf(most[e], s[4 * n + 2 * line + e]);
+    float largest = fmaxf(most[0], most[1]);
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     float factor = attention_raise(&state.reference[line], largest, t.c, t.margin), c_reference = __fmul_rn(state.reference[line], t.c);
     if (lane % 4 == 0)
-        ((float *)(t.memory + ROWS_FACTORS))[(t.block & 1) * ROWS_HEADS + (int)head] = factor;
+        ((float *)(t.memory + ROWS_FACTORS))[(block & 1) * ROWS_HEADS + head] = factor;
 #pragma unroll
     for (int w = 0; w < 4; w++) {
         float weight[2][2]; /* keys 16w + 8i + 2q + e */
@@ -141,35 +155,51 @@ static __device__ __forceinline__ void rows_weights(float (&s)[32], int line, co
         for (int i = 0; i < 2; i++) {
             weight[i][0] = attention_weight(s[8 * w + 4 * i + 2 * line], t.c, c_reference);
             weight[i][1] = attention_weight(s[8 * w + 4 * i + 2 * line + 1], t.c, c_reference);
-            sm90a_store4(panel + sm90_piece(head, (uint32_t)(2 * w + i)) + (uint32_t)(lane % 4) * 4, sm90a_f16x2(weight[i][0], weight[i][1]));
+            packed[2 * w + i] = sm90a_f16x2(weight[i][0], weight[i][1]);
         }
         state.sum[line][w] = attention_add_weights(state.sum[line][w], factor, __fadd_rn(weight[0][0], weight[1][0]),
                                                    __fadd_rn(weight[0][1], weight[1][1]));
     }
 }
 
-static __device__ __forceinline__ void rows_block_scores(rows_task &t, int left, rows_state &state)
+/* The scores of a block begin to be computed. */
+static __device__ __forceinline__ void rows_begin_scores(float (&s)[32], const rows_task &t, int block)
 {
-    float s[32];
-    int stage = t.block & 1;
-    uint32_t tile = t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE, panel = tile + ROWS_PANELS * ATTENTION_PANEL_BYTES;
-    sm90a_barrier_wait(rows_barrier(t, FULL + stage), rows_phase(t.block), stage);
+    int stage = block & 1;
+    uint32_t tile = t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE;
+    sm90a_barrier_wait(rows_barrier(t, FULL + stage), rows_phase(block), stage);
     sm90a_fence_async(); /* the copies were ordinary writes */
+    uint64_t q = sm90_tile(t.shared + ROWS_Q, 0), k = sm90_tile(tile, 0);
     sm90a_product_begin();
 #pragma unroll
     for (int i = 0; i < (ROWS_LATENT + ROWS_ROPE) / 16; i++) {
         uint32_t at = (uint32_t)(i / 4) * ATTENTION_PANEL_BYTES + (uint32_t)(i % 4) * 32;
-        sm90a_product<64, 0, 0>::run(s, sm90_tile(t.shared + ROWS_Q + at, 0), sm90_tile(tile + at, 0), i > 0);
+        sm90a_product<64, 0, 0>::run(s, sm90_tile_at(q, at), sm90_tile_at(k, at), i > 0);
     }
     sm90a_product_commit();
-    sm90a_product_wait<0>();
-    sm90a_touch(s);
-    sm90a_sync(SYNC_SCORES, ROWS_GROUP); /* all four warps are done with the rotary panel */
-    rows_weights(s, 0, t, left, panel, state);
-    rows_weights(s, 1, t, left, panel, state);
+}
+
+/* Weights of a block from its scores, of which `left` and more are of no key; called when all four warps have their scores. */
+static __device__ __forceinline__ void rows_block_weights(float (&s)[32], const rows_task &t, int block, int left, rows_state &state)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    uint32_t panel = t.shared + ROWS_TILES + (uint32_t)(block & 1) * ROWS_TILE + ROWS_PANELS * ATTENTION_PANEL_BYTES;
+    if (left < ATTENTION_BLOCK)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= left)
+                s[i] = -INFINITY;
+#pragma unroll
+    for (int line = 0; line < 2; line++) {
+        uint32_t packed[8];
+        rows_weights(s, line, t, block, state, packed);
+#pragma unroll
+        for (int n = 0; n < 8; n += 4)
+            sm90a_store_matrices(panel + sm90_piece((uint32_t)(warp * 16 + line * 8 + lane % 8), (uint32_t)(n + lane / 8)), packed[n],
+                                 packed[n + 1], packed[n + 2], packed[n + 3]);
+    }
     sm90a_fence_async();
-    sm90a_barrier_arrive_warp(rows_barrier(t, WEIGHED + stage));
-    t.block++;
+    sm90a_barrier_arrive_warp(rows_barrier(t, WEIGHED + (block & 1)));
 }
 
 /* Tells the other groups the reference and the sum of weights of each head. */
@@ -198,22 +228,62 @@ static __device__ __forceinline__ void rows_publish_state(rows_task &t, const ro
     t.chunk++;
 }
 
+/* Waits for the scores that were begun last. */
+static __device__ __forceinline__ void rows_end_scores(void)
+{
+    sm90a_product_wait<0>();
+    sm90a_sync(SYNC_SCORES, ROWS_GROUP); /* all four warps are done with the rotary panel, where the weights go */
+}
+
+/* Weights of the next block, and the state of the chunk when it was the last of one. left: keys of the row from this block on. */
+template <int CHUNK> static __device__ __forceinline__ void rows_next_weights(float (&s)[32], rows_task &t, int count, int *left, rows_state &state)
+{
+    rows_block_weights(s, t, t.block, *left, state);
+    t.block++;
+    *left -= ATTENTION_BLOCK;
+    if (*left <= 0 || (count - *left) % CHUNK == 0) {
+        rows_publish_state(t, state);
+        rows_state fresh = {{-INFINITY, -INFINITY}, {}};
+        state = fresh;
+    }
+}
+
+/* The scores of a block are computed while the weights of the one before are made. */
+template <int CHUNK> static __device__ __forceinline__ void rows_row_scores(rows_task &t, int count)
+{
+    rows_state state = {{-INFINITY, -INFINITY}, {}};
+    float even[32], odd[32];
+    int left = count;
+    rows_begin_scores(even, t, t.block);
+    while (left > 2 * ATTENTION_BLOCK) {
+        rows_end_scores();
+        rows_begin_scores(odd, t, t.block + 1);
+        rows_next_weights<CHUNK>(even, t, count, &left, state);
+        rows_end_scores();
+        rows_begin_scores(even, t, t.block + 1);
+        rows_next_weights<CHUNK>(odd, t, count, &left, state);
+    }
+    rows_end_scores();
+    if (left > ATTENTION_BLOCK) {
+        rows_begin_scores(odd, t, t.block + 1);
+        rows_next_weights<CHUNK>(even, t, count, &left, state);
+        rows_end_scores();
+        rows_next_weights<CHUNK>(odd, t, count, &left, state);
+    } else {
+        rows_next_weights<CHUNK>(even, t, count, &left, state);
+    }
+}
+
 template <int CHUNK> static __device__ __forceinline__ void rows_scores(const gpu_attend_args &a, rows_task &t)
 {
     for (; t.work < t.works; t.work += (int)gridDim.x) {
-        int row = t.work / t.groups, count = a.selected_count[row];
+        int row = t.work / t.groups;
         int64_t head = (int64_t)row * a.heads + t.work % t.groups * ROWS_HEADS;
-        attention_queries<ROWS_LATENT, ROWS_ROPE, ROWS_HEADS, 4>(t.shared + ROWS_Q, a.q_absorbed + head * ROWS_LATENT,
-                                                          a.q + head * (a.nope + ROWS_ROPE) + a.nope, a.nope + ROWS_ROPE, (int)threadIdx.x, ROWS_GROUP);
+        attention_queries<ROWS_LATENT, ROWS_ROPE, ROWS_HEADS, 2>(t.shared + ROWS_Q, a.q_absorbed + head * ROWS_LATENT,
+                                                                 a.q + head * (a.nope + ROWS_ROPE) + a.nope, a.nope + ROWS_ROPE);
         sm90a_fence_async();
         sm90a_sync(SYNC_SCORES, ROWS_GROUP);
-        for (int first = 0; first < count; first += CHUNK) {
-            int keys = min(count - first, CHUNK);
-            rows_state state = {{-INFINITY, -INFINITY}, {}};
-            for (int left = keys; left > 0; left -= ATTENTION_BLOCK)
-                rows_block_scores(t, left, state);
-            rows_publish_state(t, state);
-        }
+        rows_row_scores<CHUNK>(t, a.selected_count[row]);
     }
 }
 
@@ -232,13 +302,14 @@ static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], r
 #pragma unroll
         for (int i = 0; i < 128; i++)
             sums[i / 64][i % 64] *= factor[i / 2 % 2];
+    uint64_t weights = sm90_tile(tile + ROWS_PANELS * ATTENTION_PANEL_BYTES, 0);
+    uint64_t values = sm90_tile(tile + (uint32_t)half * 4 * ATTENTION_PANEL_BYTES, ATTENTION_PANEL_BYTES);
     sm90a_product_begin();
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        uint32_t values = tile + (uint32_t)(half * 4 + i % 2 * 2) * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 2048;
-        sm90a_product<128, 0, 1>::run(sums[i % 2], sm90_tile(tile + ROWS_PANELS * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 32, 0),
-                                      sm90_tile(values, ATTENTION_PANEL_BYTES), !(fresh && i < 2));
-    }
+    for (int i = 0; i < 8; i++)
+        sm90a_product<128, 0, 1>::run(sums[i % 2], sm90_tile_at(weights, (uint32_t)(i / 2) * 32),
+                                      sm90_tile_at(values, (uint32_t)(i % 2) * 2 * ATTENTION_PANEL_BYTES + (uint32_t)(i / 2) * 2048),
+                                      !(fresh && i < 2));
     sm90a_product_commit();
     sm90a_product_wait<0>();
     sm90a_touch(sums[0]);
@@ -250,7 +321,7 @@ static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], r
 /* Merges the sums of a chunk into what the scratch holds of this row; the first is only kept there, unless it is the last too. */
 static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *scratch, const attention_merge (&m)[2], bool first, bool last)
 {
-    constexpr int AT_ONCE = 8; /* loads under way in a thread */
+    constexpr int AT_ONCE = 4; /* loads under way in a thread */
 #pragma unroll
     for (int i = 0; i < 32; i += AT_ONCE) {
         float4 before[AT_ONCE];
@@ -332,13 +403,13 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1)
     __syncthreads();
     int role = (int)threadIdx.x / ROWS_GROUP;
     if (role == ROWS_SCORES) {
-        sm90a_registers_fewer<104>();
+        sm90a_registers_more<144>();
         rows_scores<CHUNK>(a, t);
     } else if (role == ROWS_KEYS) {
-        sm90a_registers_fewer<40>();
+        sm90a_registers_fewer<32>();
         rows_keys(a, t, staged);
     } else {
-        sm90a_registers_more<184>();
+        sm90a_registers_more<168>();
         int half = role - ROWS_VALUES_LOW;
         rows_values<CHUNK>(a, t, half, scratch + ((int64_t)blockIdx.x * 2 + half) * (ROWS_GROUP * 32) + (int)threadIdx.x % ROWS_GROUP);
     }

@@ -144,10 +144,11 @@ template <int HEADS> struct split_state {
 
 template <class S> static __device__ __forceinline__ void split_scores(float (&s)[S::HEADS / 2], uint32_t q, uint32_t tile)
 {
+    uint64_t keys = sm90_tile(tile, 0), queries = sm90_tile(q, 0);
 #pragma unroll
     for (int i = 0; i < S::STEPS; i++)
-        sm90a_product<S::HEADS, 0, 0>::run(s, sm90_tile(tile + (uint32_t)(i / 4) * ATTENTION_PANEL_BYTES + (uint32_t)(i % 4) * 32, 0),
-                                           sm90_tile(q + (uint32_t)(i / 4) * S::Q_PANEL + (uint32_t)(i % 4) * 32, 0), i > 0);
+        sm90a_product<S::HEADS, 0, 0>::run(s, sm90_tile_at(keys, (uint32_t)(i / 4) * ATTENTION_PANEL_BYTES + (uint32_t)(i % 4) * 32),
+                                           sm90_tile_at(queries, (uint32_t)(i / 4) * S::Q_PANEL + (uint32_t)(i % 4) * 32), i > 0);
 }
 
 /* Largest score of each column over the 64 keys; keys behind the last one are taken out. */
@@ -219,12 +220,13 @@ static __device__ __forceinline__ void split_rescale(float (&sums)[S::PANELS][S:
 
 template <class S> static __device__ __forceinline__ void split_values(float (&sums)[S::PANELS][S::HEADS / 2], uint32_t tile, uint32_t weights)
 {
+    uint64_t keys = sm90_tile(tile, 0), by_keys = sm90_tile(weights, 0);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int p = 0; p < S::PANELS; p++)
-            sm90a_product<S::HEADS, 1, 0>::run(sums[p], sm90_tile(tile + (uint32_t)p * ATTENTION_PANEL_BYTES + (uint32_t)i * 2048, 0),
-                                               sm90_tile(weights + (uint32_t)i * 32, 0), 1);
+            sm90a_product<S::HEADS, 1, 0>::run(sums[p], sm90_tile_at(keys, (uint32_t)p * ATTENTION_PANEL_BYTES + (uint32_t)i * 2048),
+                                               sm90_tile_at(by_keys, (uint32_t)i * 32), 1);
 }
 
 /* The sums of weights of all threads, to STATE with the references. */
@@ -269,8 +271,8 @@ template <class S> static __device__ __forceinline__ void split_multiply(const g
     split_state<S::HEADS> state;
     uint32_t barriers = t.shared + S::BARRIERS, weights = t.shared + S::WEIGHTS;
     int64_t head = (int64_t)t.row * a.heads + t.first_head;
-    attention_queries<S::LATENT, S::ROPE, S::HEADS, 4>(t.shared + S::Q, a.q_absorbed + head * S::LATENT, a.q + head * (a.nope + S::ROPE) + a.nope,
-                                                   a.nope + S::ROPE, (int)threadIdx.x, PRODUCTS);
+    attention_queries<S::LATENT, S::ROPE, S::HEADS, S::HEADS <= 16 ? S::PANELS / 2 : 1>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
+                                                                  a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
     sm90a_fence_async();
     sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
 #pragma unroll

@@ -242,21 +242,47 @@ static __device__ __forceinline__ void attention_slots(uint32_t *slots, const in
 
 /* ---- queries ---- */
 
-/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. AT_ONCE: loads of 32 bytes
- * under way in a thread. */
-template <int LATENT, int ROPE, int HEADS, int AT_ONCE>
-static __device__ __forceinline__ void attention_queries(uint32_t tile, const float *absorbed, const float *rope, int rope_stride, int thread,
-                                                         int threads)
+/* 8 values of a query, as f16 in a tile. */
+static __device__ __forceinline__ void attention_store_query(uint32_t address, float4 a, float4 b)
 {
-    constexpr int PIECES = (LATENT + ROPE) / 8;
-#pragma unroll AT_ONCE
-    for (int i = thread; i < HEADS * PIECES; i += threads) {
-        int head = i / PIECES, piece = i % PIECES;
-        const float *from = piece < LATENT / 8 ? absorbed + head * LATENT + piece * 8 : rope + head * rope_stride + (piece - LATENT / 8) * 8;
-        float4 a = __ldg((const float4 *)from), b = __ldg((const float4 *)from + 1);
-        sm90a_store16(tile + (uint32_t)(piece / 8) * HEADS * SM90_LINE_BYTES + sm90_piece((uint32_t)head, (uint32_t)piece % 8),
-                      sm90a_f16x2(a.x, a.y), sm90a_f16x2(a.z, a.w), sm90a_f16x2(b.x, b.y), sm90a_f16x2(b.z, b.w));
+    sm90a_store16(address, sm90a_f16x2(a.x, a.y), sm90a_f16x2(a.z, a.w), sm90a_f16x2(b.x, b.y), sm90a_f16x2(b.z, b.w));
+}
+
+/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. 128 threads; 8 of them bring
+ * a line. AT_ONCE: panels under way at once. */
+template <int LATENT, int ROPE, int HEADS, int AT_ONCE>
+static __device__ __forceinline__ void attention_queries(uint32_t tile, const float *absorbed, const float *rope, int rope_stride)
+{
+    constexpr int EACH = (HEADS + 15) / 16; /* heads of a thread */
+    int head = (int)threadIdx.x / 8 % 16, piece = (int)threadIdx.x % 8;
+    uint32_t to = tile + sm90_piece((uint32_t)head, (uint32_t)piece);
+    if (HEADS % 16 != 0 && head >= 8 && EACH == 1)
+        return;
+    for (int first = 0; first < LATENT / 64; first += AT_ONCE) {
+        float4 v[AT_ONCE][EACH][2];
+#pragma unroll
+        for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+            for (int h = 0; h < EACH; h++)
+                if (head + 16 * h < HEADS) {
+                    const float4 *from = (const float4 *)(absorbed + (head + 16 * h) * LATENT + (first + p) * 64 + piece * 8);
+                    v[p][h][0] = __ldg(from);
+                    v[p][h][1] = __ldg(from + 1);
+                }
+#pragma unroll
+        for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+            for (int h = 0; h < EACH; h++)
+                if (head + 16 * h < HEADS)
+                    attention_store_query(to + (uint32_t)((first + p) * HEADS * SM90_LINE_BYTES + h * 16 * SM90_LINE_BYTES), v[p][h][0],
+                                          v[p][h][1]);
     }
+#pragma unroll
+    for (int h = 0; h < EACH; h++)
+        if (head + 16 * h < HEADS && piece < ROPE / 8) {
+            const float4 *from = (const float4 *)(rope + (head + 16 * h) * rope_stride + piece * 8);
+            attention_store_query(to + (uint32_t)(LATENT / 64 * HEADS * SM90_LINE_BYTES + h * 16 * SM90_LINE_BYTES), __ldg(from), __ldg(from + 1));
+        }
 }
 
 #endif

@@ -31,6 +31,12 @@ static __host__ __device__ __forceinline__ uint64_t sm90_tile(uint32_t address, 
            | (uint64_t)1 << 62;
 }
 
+/* The same, `offset` bytes further in shared memory. */
+static __host__ __device__ __forceinline__ uint64_t sm90_tile_at(uint64_t tile, uint32_t offset)
+{
+    return tile + (offset >> 4);
+}
+
 #ifdef __CUDACC__
 
 static __device__ __forceinline__ uint32_t sm90a_shared(const void *p)
@@ -248,6 +254,13 @@ static __device__ __forceinline__ void sm90a_store2(uint32_t address, uint32_t a
     asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %1; st.shared.b16 [%0], l;}" ::"r"(address), "r"(a) : "memory");
 }
 
+/* Four 8 x 8 matrices of f16 in the layout of the products' results: lane 8m + r gives the address of line r of matrix m. */
+static __device__ __forceinline__ void sm90a_store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint4 sm90a_shared_load16(uint32_t address)
 {
     uint4 v;
@@ -260,6 +273,12 @@ static __device__ __forceinline__ float sm90a_shared_load(uint32_t address)
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
+}
+
+/* Brings the line of an address into the second cache. */
+static __device__ __forceinline__ void sm90a_prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* 16 bytes that nobody writes during the kernel; read once, so that they need not stay in the first cache. */
