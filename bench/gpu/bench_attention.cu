@@ -89,7 +89,8 @@ static void make_problem(problem *p, const int *counts)
     make_rows(p, counts);
     p->device_step = device_copy(&p->step, 1);
     int64_t vectors = (int64_t)p->rows * p->heads;
-    const float *absorbed = random_floats(vectors * p->latent, p->spread, 3), *q = random_floats(vectors * (p->nope + p->rope), p->spread, 4);
+    const float *absorbed = random_floats(vectors * p->latent, p->spread, 3),
+                *q = random_floats(vectors * (p->nope + p->rope), p->spread, 4);
     p->out = (float *)device_memory((size_t)vectors * (size_t)p->latent * 4, 0xff);
     p->scratch = device_memory(gpu_attention_scratch_bytes(GPU_ATTENTION_ROWS, &p->limits), 0xff);
     for (int i = 0; i < LAYERS; i++) {
@@ -120,7 +121,8 @@ static __global__ void reference(gpu_attend_args a, double *out)
     const float *qa = a.q_absorbed + at * rank, *qr = a.q + at * (a.nope + rope) + a.nope;
     for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
         int position = a.selected[(int64_t)row * a.topk + i];
-        const uint8_t *e = s->pages + table[position / 64] * a.cache.page_bytes + a.cache.latent_offset + position % 64 * a.cache.latent_bytes;
+        const uint8_t *e =
+            s->pages + table[position / 64] * a.cache.page_bytes + a.cache.latent_offset + position % 64 * a.cache.latent_bytes;
         double sum = 0;
         for (int j = 0; j < rank + rope; j++)
             sum += (double)(j < rank ? qa[j] : qr[j - rank]) * entry_value(e, a.cache.dtype, rank + rope, rope, j);
@@ -140,7 +142,8 @@ static __global__ void reference(gpu_attend_args a, double *out)
         double sum = 0;
         for (int i = 0; i < count; i++) {
             int position = a.selected[(int64_t)row * a.topk + i];
-            const uint8_t *e = s->pages + table[position / 64] * a.cache.page_bytes + a.cache.latent_offset + position % 64 * a.cache.latent_bytes;
+            const uint8_t *e =
+                s->pages + table[position / 64] * a.cache.page_bytes + a.cache.latent_offset + position % 64 * a.cache.latent_bytes;
             sum += score[i] * entry_value(e, a.cache.dtype, rank + rope, rope, j);
         }
         out[at * rank + j] = sum / total;
@@ -234,7 +237,8 @@ static int check(const char *name, int heads, int latent, int dtype, float sprea
         for (int r = 0; r < 8; r++)
             alone += row_alone_differs(&p, GPU_ATTENTION_ROWS, rows, r);
         int same = memcmp(rows, split, bytes) == 0;
-        printf("; rows: error %.1e%s, alone: %d, %s", error, error > allowed ? " WRONG" : "", alone, same ? "same bits as split" : "OTHER BITS than split");
+        printf("; rows: error %.1e%s, alone: %d, %s", error, error > allowed ? " WRONG" : "", alone,
+               same ? "same bits as split" : "OTHER BITS than split");
         bad = bad || error > allowed || alone || !same;
     }
     printf("\n");
@@ -248,7 +252,8 @@ static void time_decode(int rows, int heads, int dtype)
     p.sequences = rows, p.spread = 0.5f;
     make_problem(&p, NULL);
     float us = median_us(41, [&](int i) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], &p.limits, p.scratch, rows, 0); });
-    float in_graph = graph_us(40, [&](int i, gpu_stream s) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], &p.limits, p.scratch, rows, s); });
+    float in_graph =
+        graph_us(40, [&](int i, gpu_stream s) { gpu_attention(GPU_ATTENTION_SPLIT, &p.args[i % LAYERS], &p.limits, p.scratch, rows, s); });
     double bytes = (double)rows * 2048 * (double)entry_bytes(&p), flops = (double)rows * heads * 2048 * 2176;
     printf("decode  %4d rows %2d heads %s: %8.1f us (in a graph %8.1f us) %5.2f TB/s %5.1f TFLOP/s\n", rows, heads,
            dtype == GPU_KV_FP8 ? "fp8 " : "bf16", us, in_graph, bytes / in_graph * 1e-6, flops / in_graph * 1e-6);
@@ -267,8 +272,9 @@ static void time_prefill(gpu_attention_kernel kernel, int rows, int heads, int d
 
 int main(int argc, char **argv)
 {
-    static const char *const names[] = {"check16", "check8", "check64", "checkbf16", "checknano", "checkwide", "decode1", "decode32",
-                                        "decode64", "decode128", "decode8h", "decodebf16", "prefill64", "prefill16", "prefillbf16", "prefillall"};
+    static const char *const names[] = {"check16",   "check8",    "check64",     "checkbf16", "checknano", "checkwide",
+                                        "decode1",   "decode32",  "decode64",    "decode128", "decode8h",  "decodebf16",
+                                        "prefill64", "prefill16", "prefillbf16", "prefillall"};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 2)
         return run_cases(argv[0], names, (int)(sizeof names / sizeof names[0]));

@@ -236,7 +236,8 @@ static __device__ __forceinline__ void rows_end_scores(void)
 }
 
 /* Weights of the next block, and the state of the chunk when it was the last of one. left: keys of the row from this block on. */
-template <int CHUNK> static __device__ __forceinline__ void rows_next_weights(float (&s)[32], rows_task &t, int count, int *left, rows_state &state)
+template <int CHUNK>
+static __device__ __forceinline__ void rows_next_weights(float (&s)[32], rows_task &t, int count, int *left, rows_state &state)
 {
     rows_block_weights(s, t, t.block, *left, state);
     t.block++;
@@ -319,7 +320,8 @@ static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], r
 }
 
 /* Merges the sums of a chunk into what the scratch holds of this row; the first is only kept there, unless it is the last too. */
-static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *scratch, const attention_merge (&m)[2], bool first, bool last)
+static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *scratch, const attention_merge (&m)[2], bool first,
+                                                  bool last)
 {
     constexpr int AT_ONCE = 4; /* loads under way in a thread */
 #pragma unroll
@@ -420,13 +422,14 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1)
 /* One block per page of one sequence: its entries as f16, if a row of the step sees them. */
 template <int DTYPE> __global__ void __launch_bounds__(256) attention_stage(const __grid_constant__ gpu_attend_args a, uint8_t *staged)
 {
-    constexpr int ENTRY = attention_entry_bytes(DTYPE, ROWS_LATENT, ROWS_ROPE), PIECES = 9 * 8;
+    constexpr int ENTRY = attention_entry_bytes(DTYPE == GPU_KV_FP8, ROWS_LATENT, ROWS_ROPE), PIECES = 9 * 8;
     const gpu_step *step = a.step;
     int page = (int)blockIdx.x, sequence = (int)blockIdx.y;
     bool seen = false;
     for (int first = 0; first < step->rows && !seen; first += 256) {
         int row = first + (int)threadIdx.x;
-        seen = __syncthreads_or(row < step->rows && step->sequences[row] == sequence && step->positions[row] / GPU_PAGE_TOKENS >= page) != 0;
+        seen =
+            __syncthreads_or(row < step->rows && step->sequences[row] == sequence && step->positions[row] / GPU_PAGE_TOKENS >= page) != 0;
     }
     if (!seen)
         return;
@@ -442,7 +445,8 @@ template <int DTYPE> __global__ void __launch_bounds__(256) attention_stage(cons
             out[i] = make_uint4(attention_scaled(sm90a_e4m3_low(v.x), s), attention_scaled(sm90a_e4m3_high(v.x), s),
                                 attention_scaled(sm90a_e4m3_low(v.y), s), attention_scaled(sm90a_e4m3_high(v.y), s));
         } else {
-            uint4 v = __ldg((const uint4 *)(e + (DTYPE == GPU_KV_FP8 ? ENTRY - ROWS_ROPE * 2 + (piece - ROWS_LATENT / 8) * 16 : piece * 16)));
+            uint4 v =
+                __ldg((const uint4 *)(e + (DTYPE == GPU_KV_FP8 ? ENTRY - ROWS_ROPE * 2 + (piece - ROWS_LATENT / 8) * 16 : piece * 16)));
             out[i] = make_uint4(sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
         }
     }

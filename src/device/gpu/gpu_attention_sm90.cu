@@ -16,7 +16,7 @@ enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, PRODUCTS = 128, SYNC_PRODUCTS = 1
 template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct split_shape {
     static constexpr int LATENT = LATENT_, ROPE = ROPE_, HEADS = HEADS_, DTYPE = DTYPE_, CHUNK = CHUNK_;
     static constexpr int PANELS = LATENT / 64, TILE = (PANELS + 1) * ATTENTION_PANEL_BYTES, Q_PANEL = HEADS * SM90_LINE_BYTES;
-    static constexpr int ENTRY = attention_entry_bytes(DTYPE, LATENT, ROPE), RAW_ENTRY = attention_raw_bytes(ENTRY);
+    static constexpr int ENTRY = attention_entry_bytes(DTYPE == GPU_KV_FP8, LATENT, ROPE), RAW_ENTRY = attention_raw_bytes(ENTRY);
     static constexpr bool BULK = ENTRY % 16 == 0 && (DTYPE == GPU_KV_FP8 || HEADS <= 24 || LATENT < 512); /* else no room */
     static constexpr int SLOTS = DTYPE == GPU_KV_FP8 && HEADS <= 24 ? 2 : 1, RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
     static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + HEADS * SM90_LINE_BYTES;
@@ -83,8 +83,8 @@ template <class S> static __device__ __forceinline__ int split_unit_key(int numb
 
 /* Asks for the entries of a unit: lanes 0 to 3 one each. */
 template <class S>
-static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int number, int warp,
-                                                     int lane)
+static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int number,
+                                                     int warp, int lane)
 {
     int first = split_unit_key<S>(number, warp), there = min(max(t.keys - first, 0), (int)ATTENTION_UNIT);
     uint32_t slot = (uint32_t)(warp * S::SLOTS + number % S::SLOTS), came = t.shared + S::CAME + slot * 8;
@@ -92,12 +92,13 @@ static __device__ __forceinline__ void split_request(const attention_keys &k, co
         sm90a_barrier_expect(came, (uint32_t)(there * S::ENTRY));
     __syncwarp();
     if (lane < there)
-        sm90a_bulk_load(t.shared + S::RAW + slot * S::RAW_SLOT + (uint32_t)(lane * S::RAW_ENTRY), attention_entry<S::ENTRY>(&k, slots[first + lane]),
-                        S::ENTRY, came);
+        sm90a_bulk_load(t.shared + S::RAW + slot * S::RAW_SLOT + (uint32_t)(lane * S::RAW_ENTRY),
+                        attention_entry<S::ENTRY>(&k, slots[first + lane]), S::ENTRY, came);
 }
 
 /* Keys by bulk copies: a slot is asked for again as soon as its entries are in registers. */
-template <class S> static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const split_task &t, const uint32_t *slots)
+template <class S>
+static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const split_task &t, const uint32_t *slots)
 {
     typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
     int warp = (int)threadIdx.x / 32 - PRODUCTS / 32, lane = (int)threadIdx.x % 32, units = t.blocks * S::UNITS;
@@ -153,7 +154,8 @@ template <class S> static __device__ __forceinline__ void split_scores(float (&s
 
 /* Largest score of each column over the 64 keys; keys behind the last one are taken out. */
 template <class S>
-static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], const split_task &t, int block, float (&largest)[S::HEADS / 4])
+static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], const split_task &t, int block,
+                                                     float (&largest)[S::HEADS / 4])
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, left = t.keys - block * ATTENTION_BLOCK, key = warp * 16 + lane / 4;
     float *shared = (float *)(t.memory + S::LARGEST) + (block & 1) * 4 * S::HEADS;
@@ -175,7 +177,8 @@ static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], c
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
-        largest[i] = fmaxf(fmaxf(shared[column], shared[S::HEADS + column]), fmaxf(shared[2 * S::HEADS + column], shared[3 * S::HEADS + column]));
+        largest[i] =
+            fmaxf(fmaxf(shared[column], shared[S::HEADS + column]), fmaxf(shared[2 * S::HEADS + column], shared[3 * S::HEADS + column]));
     }
 }
 
@@ -218,7 +221,8 @@ static __device__ __forceinline__ void split_rescale(float (&sums)[S::PANELS][S:
             sums[p][i] *= state.factor[i / 4 * 2 + i % 2];
 }
 
-template <class S> static __device__ __forceinline__ void split_values(float (&sums)[S::PANELS][S::HEADS / 2], uint32_t tile, uint32_t weights)
+template <class S>
+static __device__ __forceinline__ void split_values(float (&sums)[S::PANELS][S::HEADS / 2], uint32_t tile, uint32_t weights)
 {
     uint64_t keys = sm90_tile(tile, 0), by_keys = sm90_tile(weights, 0);
 #pragma unroll
@@ -249,7 +253,8 @@ template <class S> static __device__ __forceinline__ void split_publish_state(co
     }
     sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
     for (int h = (int)threadIdx.x; h < S::HEADS; h += PRODUCTS)
-        out[S::HEADS + h] = __fadd_rn(__fadd_rn(parts[h], parts[S::HEADS + h]), __fadd_rn(parts[2 * S::HEADS + h], parts[3 * S::HEADS + h]));
+        out[S::HEADS + h] =
+            __fadd_rn(__fadd_rn(parts[h], parts[S::HEADS + h]), __fadd_rn(parts[2 * S::HEADS + h], parts[3 * S::HEADS + h]));
 }
 
 /* The chunk's sums, to the memory of the tiles: [panel][register / 4][thread] of 4 registers. */
@@ -314,8 +319,8 @@ template <class S> static __device__ __forceinline__ void split_collect_states(c
 
 /* Merges the next chunks, up to 4, into the sums of two heads: columns `column` and the next. */
 template <class S>
-static __device__ __forceinline__ void split_merge_some(const split_task &t, int first, const float4 (&next)[4], int column, attention_merge (&m)[2],
-                                                        float4 *sum)
+static __device__ __forceinline__ void split_merge_some(const split_task &t, int first, const float4 (&next)[4], int column,
+                                                        attention_merge (&m)[2], float4 *sum)
 {
     const float *states = (const float *)(t.memory + S::STATES) + column;
 #pragma unroll

@@ -12,36 +12,7 @@
 #include "device/gpu/gpu_kernels.h"
 #include "device/gpu/sm90_attention.h"
 
-enum { ATTENTION_BLOCK = 64, ATTENTION_UNIT = 4, ATTENTION_PANEL_BYTES = ATTENTION_BLOCK * SM90_LINE_BYTES };
 enum : uint32_t { ATTENTION_NO_SLOT = 0xffffffffu };
-
-/* Bytes of a cached entry (model/kv_layout.h). */
-static __host__ __device__ constexpr int attention_entry_bytes(int dtype, int latent, int rope)
-{
-    return dtype == GPU_KV_FP8 ? latent + (latent + GPU_KV_GROUP - 1) / GPU_KV_GROUP * 4 + rope * 2 : (latent + rope) * 2;
-}
-
-/* Entries as they come lie this far apart in shared memory: 64 bytes more than a multiple of 128, so that lanes that read two entries at once
- * meet different banks. */
-static __host__ __device__ constexpr int attention_raw_bytes(int entry)
-{
-    return (entry + 63) / 128 * 128 + 64;
-}
-
-/* Where piece `index` of a lane lies when a warp brings a unit of 4 keys: 16 values of one key. Four lanes read 64 bytes of a key that lie
- * side by side; eight lanes store to eight different 16-byte columns. */
-struct attention_piece {
-    int key, panel, quarter; /* key of the unit, panel of 64 values, 16 values of it */
-};
-
-static __host__ __device__ __forceinline__ attention_piece attention_piece_at(int index, int lane, int panels)
-{
-    int at = index * 4 + (lane >> 3);
-    attention_piece p = {at / panels * 2 + ((lane >> 2) & 1), at % panels, lane & 3};
-    return p;
-}
-
-#ifdef __CUDACC__
 
 /* ---- softmax ---- */
 
@@ -98,7 +69,7 @@ struct attention_keys {
 /* 4 keys as one lane of a warp holds them between the page and the tile. */
 template <int LATENT, int ROPE, int DTYPE> struct attention_unit {
     static constexpr int PANELS = LATENT / 64, PIECES = LATENT / 128, WORDS = DTYPE == GPU_KV_FP8 ? 1 : 2;
-    static constexpr int ENTRY = attention_entry_bytes(DTYPE, LATENT, ROPE), ROPE_PIECES = ROPE / 8;
+    static constexpr int ENTRY = attention_entry_bytes(DTYPE == GPU_KV_FP8, LATENT, ROPE), ROPE_PIECES = ROPE / 8;
     static constexpr bool ALIGNED = ENTRY % 16 == 0;
     uint4 codes[PIECES][WORDS];
     float scale[DTYPE == GPU_KV_FP8 ? PIECES : 1];
@@ -205,7 +176,8 @@ static __device__ __forceinline__ void attention_store_bf16(uint32_t address, ui
 
 /* Puts the loaded keys into the tile, as f16. */
 template <int LATENT, int ROPE, int DTYPE>
-static __device__ __forceinline__ void attention_unit_store(const attention_unit<LATENT, ROPE, DTYPE> *u, uint32_t tile, int first, int lane)
+static __device__ __forceinline__ void attention_unit_store(const attention_unit<LATENT, ROPE, DTYPE> *u, uint32_t tile, int first,
+                                                            int lane)
 {
     typedef attention_unit<LATENT, ROPE, DTYPE> unit;
 #pragma unroll
@@ -226,8 +198,8 @@ static __device__ __forceinline__ void attention_unit_store(const attention_unit
 }
 
 /* Slots of a chunk's keys: page id * 64 + token of the page; those behind the last key are absent. */
-static __device__ __forceinline__ void attention_slots(uint32_t *slots, const int32_t *selected, int count, const int32_t *table, int thread,
-                                                       int threads)
+static __device__ __forceinline__ void attention_slots(uint32_t *slots, const int32_t *selected, int count, const int32_t *table,
+                                                       int thread, int threads)
 {
     int padded = (count + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK * ATTENTION_BLOCK;
     for (int i = thread; i < padded; i += threads) {
@@ -248,8 +220,8 @@ static __device__ __forceinline__ void attention_store_query(uint32_t address, f
     sm90a_store16(address, sm90a_f16x2(a.x, a.y), sm90a_f16x2(a.z, a.w), sm90a_f16x2(b.x, b.y), sm90a_f16x2(b.z, b.w));
 }
 
-/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. 128 threads; 8 of them bring
- * a line. AT_ONCE: panels under way at once. */
+/* Puts the queries of HEADS heads into a tile of panels [HEADS][64] f16: the absorbed part, then the rotary one. 128 threads; 8 of them
+ * bring a line. AT_ONCE: panels under way at once. */
 template <int LATENT, int ROPE, int HEADS, int AT_ONCE>
 static __device__ __forceinline__ void attention_queries(uint32_t tile, const float *absorbed, const float *rope, int rope_stride)
 {
@@ -281,9 +253,9 @@ static __device__ __forceinline__ void attention_queries(uint32_t tile, const fl
     for (int h = 0; h < EACH; h++)
         if (head + 16 * h < HEADS && piece < ROPE / 8) {
             const float4 *from = (const float4 *)(rope + (head + 16 * h) * rope_stride + piece * 8);
-            attention_store_query(to + (uint32_t)(LATENT / 64 * HEADS * SM90_LINE_BYTES + h * 16 * SM90_LINE_BYTES), __ldg(from), __ldg(from + 1));
+            attention_store_query(to + (uint32_t)(LATENT / 64 * HEADS * SM90_LINE_BYTES + h * 16 * SM90_LINE_BYTES), __ldg(from),
+                                  __ldg(from + 1));
         }
 }
 
-#endif
 #endif

@@ -10,19 +10,20 @@
 #include "device/gpu/gpu_index.h"
 #include "device/gpu/sm90_attention.h"
 
-enum { KEYS = 64, GROUP = 128, RAW = 4, STAGES = 4, PANEL = KEYS * SM90_LINE_BYTES, SYNC_LOADERS = 1 };
+enum { KEYS = 64, GROUP = 128, PANEL = KEYS * SM90_LINE_BYTES, SYNC_LOADERS = 1 };
 
 template <int WIDTH_, int HEADS_, int ROWS_, int GROUPS_, int DTYPE_> struct index_shape {
     static constexpr int WIDTH = WIDTH_, HEADS = HEADS_, ROWS = ROWS_, GROUPS = GROUPS_, DTYPE = DTYPE_, N = ROWS * HEADS;
     static constexpr int ENTRY = DTYPE == GPU_KV_FP8 ? WIDTH + 4 : WIDTH * 2, PAGE = KEYS * ENTRY, PANELS = WIDTH / 64;
+    static constexpr int STAGES = N != 128 ? 4 : DTYPE == GPU_KV_FP8 ? 3 : 2, RAW = STAGES; /* two blocks of N 128 fit in shared memory */
     static constexpr int TILE = PANELS * PANEL, Q_PANEL = N * SM90_LINE_BYTES, THREADS = GROUP * (1 + GROUPS);
     static constexpr int Q = 0, TILES = PANELS * Q_PANEL, RAWS = TILES + STAGES * TILE, WEIGHTS = RAWS + RAW * PAGE;
     static constexpr int SCALES = WEIGHTS + N * 4, BARRIERS = SCALES + STAGES * KEYS * 4, BYTES = BARRIERS + (2 * STAGES + RAW) * 8 + 1024;
+    static constexpr int BLOCKS = N == 128 ? 2 : 1; /* on one multiprocessor, at least */
+    static constexpr int FULL = 0, EMPTY = STAGES, CAME = 2 * STAGES; /* barriers: tile is filled, tile is free, raw page has come */
     static constexpr int VALUES = ROWS * 2; /* scores that a thread has of a tile before they are summed over its neighbours */
 };
 
-/* Barriers: tile is filled [STAGES], tile is free [STAGES], raw page has come [RAW]. */
-enum { FULL = 0, EMPTY = STAGES, CAME = 2 * STAGES };
 
 struct index_task {
     uint32_t shared;
@@ -58,26 +59,35 @@ static __device__ __forceinline__ index_run index_run_at(const gpu_index_score_a
 
 /* ---- keys ---- */
 
-/* One lane's 8 values of a key, from the raw page to the tile. Lanes read different banks: an entry of an fp8 key is 33 words long. */
-template <class S> static __device__ __forceinline__ void index_convert(const uint8_t *raw, uint32_t tile, int key, int piece)
+/* One thread's part of a page, from the raw page to the tile: 8 values of each LINES-th key. Lanes read different banks: an entry of an fp8
+ * key is 33 words long. */
+template <class S> static __device__ __forceinline__ void index_convert(const uint8_t *raw, uint32_t tile)
 {
-    uint32_t at = tile + (uint32_t)(piece / 8) * PANEL + sm90_piece((uint32_t)key, (uint32_t)piece % 8);
-    if (S::DTYPE == GPU_KV_FP8) {
-        const uint32_t *codes = (const uint32_t *)(raw + key * S::ENTRY + piece * 8);
-        uint32_t a = codes[0], b = codes[1];
-        sm90a_store16(at, sm90a_e4m3_low(a), sm90a_e4m3_high(a), sm90a_e4m3_low(b), sm90a_e4m3_high(b));
-    } else {
-        uint4 v = *(const uint4 *)(raw + key * S::ENTRY + piece * 16);
-        sm90a_store16(at, sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+    constexpr int PIECES = S::WIDTH / 8, LINES = GROUP / PIECES; /* a multiple of 8: the swizzle is the same for all of the thread's keys */
+    int piece = (int)threadIdx.x % PIECES, key = (int)threadIdx.x / PIECES;
+    uint32_t to = tile + (uint32_t)(piece / 8) * PANEL + sm90_piece((uint32_t)key, (uint32_t)piece % 8);
+    const uint8_t *from = raw + key * S::ENTRY + piece * (S::DTYPE == GPU_KV_FP8 ? 8 : 16);
+#pragma unroll
+    for (int i = 0; i < KEYS / LINES; i++) {
+        if (S::DTYPE == GPU_KV_FP8) {
+            const uint32_t *codes = (const uint32_t *)(from + i * LINES * S::ENTRY);
+            uint32_t a = codes[0], b = codes[1];
+            sm90a_store16(to + (uint32_t)(i * LINES) * SM90_LINE_BYTES, sm90a_e4m3_low(a), sm90a_e4m3_high(a), sm90a_e4m3_low(b),
+                          sm90a_e4m3_high(b));
+        } else {
+            uint4 v = *(const uint4 *)(from + i * LINES * S::ENTRY);
+            sm90a_store16(to + (uint32_t)(i * LINES) * SM90_LINE_BYTES, sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y),
+                          sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+        }
     }
 }
 
 template <class S> static __device__ __forceinline__ void index_request(const index_task &t, const uint8_t *keys, int64_t page_bytes,
                                                                         const int32_t *table, int page, int number)
 {
-    uint32_t came = index_barrier<S>(t, CAME + number % RAW);
+    uint32_t came = index_barrier<S>(t, S::CAME + number % S::RAW);
     sm90a_barrier_expect(came, S::PAGE);
-    sm90a_bulk_load(t.shared + S::RAWS + (uint32_t)(number % RAW) * S::PAGE, keys + (int64_t)table[page] * page_bytes, S::PAGE, came);
+    sm90a_bulk_load(t.shared + S::RAWS + (uint32_t)(number % S::RAW) * S::PAGE, keys + (int64_t)table[page] * page_bytes, S::PAGE, came);
 }
 
 template <class S> static __device__ __forceinline__ void index_load(const gpu_index_score_args &a, const index_task &t)
@@ -89,24 +99,22 @@ template <class S> static __device__ __forceinline__ void index_load(const gpu_i
         index_run r = index_run_at(a, t, first);
         const int32_t *table = step->tables + step->table_first[step->sequences[first]];
         if (thread == 0)
-            for (int i = 0; i < min(RAW, r.pages); i++)
+            for (int i = 0; i < min(S::RAW, r.pages); i++)
                 index_request<S>(t, keys, a.cache.page_bytes, table, r.page + i, number + i);
         for (int i = 0; i < r.pages; i++, number++) {
-            int stage = number % STAGES;
-            const uint8_t *raw = t.memory + S::RAWS + number % RAW * S::PAGE;
-            sm90a_barrier_wait(index_barrier<S>(t, CAME + number % RAW), (uint32_t)(number / RAW) & 1u, 1);
-            if (number >= STAGES)
-                sm90a_barrier_wait(index_barrier<S>(t, EMPTY + stage), (uint32_t)(number / STAGES - 1) & 1u, 2);
-#pragma unroll
-            for (int n = thread; n < KEYS * S::WIDTH / 8; n += GROUP)
-                index_convert<S>(raw, t.shared + S::TILES + (uint32_t)stage * S::TILE, n / (S::WIDTH / 8), n % (S::WIDTH / 8));
+            int stage = number % S::STAGES;
+            const uint8_t *raw = t.memory + S::RAWS + number % S::RAW * S::PAGE;
+            sm90a_barrier_wait(index_barrier<S>(t, S::CAME + number % S::RAW), (uint32_t)(number / S::RAW) & 1u, 1);
+            if (number >= S::STAGES)
+                sm90a_barrier_wait(index_barrier<S>(t, S::EMPTY + stage), (uint32_t)(number / S::STAGES - 1) & 1u, 2);
+            index_convert<S>(raw, t.shared + S::TILES + (uint32_t)stage * S::TILE);
             if (S::DTYPE == GPU_KV_FP8 && thread < KEYS)
                 ((float *)(t.memory + S::SCALES))[stage * KEYS + thread] = *(const float *)(raw + thread * S::ENTRY + S::WIDTH);
             sm90a_fence_async();
-            sm90a_barrier_arrive_warp(index_barrier<S>(t, FULL + stage));
+            sm90a_barrier_arrive_warp(index_barrier<S>(t, S::FULL + stage));
             sm90a_sync(SYNC_LOADERS, GROUP); /* nobody reads this raw page any more */
-            if (thread == 0 && i + RAW < r.pages)
-                index_request<S>(t, keys, a.cache.page_bytes, table, r.page + i + RAW, number + RAW);
+            if (thread == 0 && i + S::RAW < r.pages)
+                index_request<S>(t, keys, a.cache.page_bytes, table, r.page + i + S::RAW, number + S::RAW);
         }
         first += r.count;
     }
@@ -116,7 +124,8 @@ template <class S> static __device__ __forceinline__ void index_load(const gpu_i
 
 /* weight * relu(product) over the heads that this thread has of each row: v[2 row + line]. Fewer than 8 heads: lanes of a quad have rows of
  * their own. */
-template <class S> static __device__ __forceinline__ void index_weigh(const float (&d)[S::N / 2], const float *weights, float (&v)[S::VALUES])
+template <class S>
+static __device__ __forceinline__ void index_weigh(const float (&d)[S::N / 2], const float *weights, float (&v)[S::VALUES])
 {
     constexpr int PER_ROW = S::HEADS / 8;
     int lane = (int)threadIdx.x % 32;
@@ -168,49 +177,68 @@ template <class S> static __device__ __forceinline__ float index_four_heads(cons
     return __fadd_rn(lane & 1 ? high : low, other);
 }
 
-template <class S>
-static __device__ __forceinline__ void index_store(const gpu_index_score_args &a, const index_run &r, int tile_row, int row, int position, float score)
+/* Which rows of the tile a lane has after the sums over a quad, out[i] of index_sum_quad: 4 heads, 1 row, or several rows. */
+template <class S> static __device__ __forceinline__ int index_lane_row(int i)
 {
-    int at = tile_row + row;
-    if (at >= r.first && at < r.first + r.count) {
-        int last = a.step->positions[at];
-        if (position <= last && last >= a.topk)
-            a.scores[(int64_t)(at - a.first_row) * a.context + position] = score;
-    }
+    int lane = (int)threadIdx.x % 32;
+    return S::HEADS == 4 ? lane / 2 % 2 : S::ROWS > 1 ? 2 * i + lane / 2 % 2 : 0;
 }
 
-template <class S> static __device__ __forceinline__ void index_page_scores(const gpu_index_score_args &a, const index_task &t, const index_run &r,
-                                                                            int page, int number)
+/* What a lane stores in this run: where its rows' scores are and the last position of each; -1: it stores none of that row. */
+template <class S> struct index_target {
+    static constexpr int EACH = S::HEADS == 4 ? 1 : (S::ROWS + 1) / 2;
+    int last[EACH];
+    float *scores; /* of the first of its rows, position 0 */
+};
+
+template <class S>
+static __device__ __forceinline__ index_target<S> index_target_of(const gpu_index_score_args &a, const index_task &t, const index_run &r)
 {
-    float d[S::N / 2];
-    int stage = number % STAGES, thread = (int)threadIdx.x % GROUP, lane = thread % 32;
-    uint32_t tile = t.shared + S::TILES + (uint32_t)stage * S::TILE;
+    index_target<S> target;
+    bool twin = S::HEADS > 4 && S::ROWS == 1 && threadIdx.x % 4 >= 2; /* its partner has the same sum */
+    target.scores = a.scores + (int64_t)(t.first + index_lane_row<S>(0) - a.first_row) * a.context;
+#pragma unroll
+    for (int i = 0; i < index_target<S>::EACH; i++) {
+        int row = t.first + index_lane_row<S>(i);
+        target.last[i] = !twin && row >= r.first && row < r.first + r.count ? a.step->positions[row] : -1;
+        if (target.last[i] < a.topk)
+            target.last[i] = -1;
+    }
+    return target;
+}
+
+template <class S>
+static __device__ __forceinline__ void index_page_scores(const index_task &t, const index_target<S> &target, int64_t context, int page,
+                                                         int number)
+{
+    float d[S::N / 2], out[index_target<S>::EACH];
+    int stage = number % S::STAGES, thread = (int)threadIdx.x % GROUP, lane = thread % 32;
+    uint64_t keys = sm90_tile(t.shared + S::TILES + (uint32_t)stage * S::TILE, 0), queries = sm90_tile(t.shared + S::Q, 0);
     const float *weights = (const float *)(t.memory + S::WEIGHTS);
-    sm90a_barrier_wait(index_barrier<S>(t, FULL + stage), (uint32_t)(number / STAGES) & 1u, 3);
+    sm90a_barrier_wait(index_barrier<S>(t, S::FULL + stage), (uint32_t)(number / S::STAGES) & 1u, 3);
     sm90a_product_begin();
 #pragma unroll
     for (int i = 0; i < S::WIDTH / 16; i++)
-        sm90a_product<S::N, 0, 0>::run(d, sm90_tile(tile + (uint32_t)(i / 4) * PANEL + (uint32_t)(i % 4) * 32, 0),
-                                       sm90_tile(t.shared + S::Q + (uint32_t)(i / 4) * S::Q_PANEL + (uint32_t)(i % 4) * 32, 0), i > 0);
+        sm90a_product<S::N, 0, 0>::run(d, sm90_tile_at(keys, (uint32_t)(i / 4) * PANEL + (uint32_t)(i % 4) * 32),
+                                       sm90_tile_at(queries, (uint32_t)(i / 4) * S::Q_PANEL + (uint32_t)(i % 4) * 32), i > 0);
     sm90a_product_commit();
+    int key = thread / 32 * 16 + lane / 4 + lane % 2 * 8, position = page * KEYS + key;
+    float scale = S::DTYPE == GPU_KV_FP8 ? ((const float *)(t.memory + S::SCALES))[stage * KEYS + key] : 1.0f;
     sm90a_product_wait<0>();
     sm90a_touch(d);
-    int key = thread / 32 * 16 + lane / 4 + lane % 2 * 8;
-    float scale = S::DTYPE == GPU_KV_FP8 ? ((const float *)(t.memory + S::SCALES))[stage * KEYS + key] : 1.0f;
-    sm90a_barrier_arrive_warp(index_barrier<S>(t, EMPTY + stage));
-    int position = page * KEYS + key;
-    if (S::HEADS == 4) {
-        float sum = index_four_heads<S>(d, weights);
-        index_store<S>(a, r, t.first, lane / 2 % 2, position, __fmul_rn(sum, scale));
+    sm90a_barrier_arrive_warp(index_barrier<S>(t, S::EMPTY + stage));
+    if constexpr (S::HEADS == 4) {
+        out[0] = index_four_heads<S>(d, weights);
     } else {
-        float v[S::VALUES], out[(S::ROWS + 1) / 2];
+        float v[S::VALUES];
         index_weigh<S>(d, weights, v);
         index_sum_quad<S>(v, out);
-#pragma unroll
-        for (int i = 0; i < (S::ROWS + 1) / 2; i++)
-            if (S::ROWS > 1 || lane % 4 < 2)
-                index_store<S>(a, r, t.first, S::ROWS > 1 ? 2 * i + lane / 2 % 2 : 0, position, __fmul_rn(out[i], scale));
     }
+    float *to = target.scores + position;
+#pragma unroll
+    for (int i = 0; i < index_target<S>::EACH; i++)
+        if (position <= target.last[i])
+            to[2 * i * context] = __fmul_rn(out[i], scale);
 }
 
 template <class S> static __device__ __forceinline__ void index_multiply(const gpu_index_score_args &a, const index_task &t)
@@ -218,9 +246,10 @@ template <class S> static __device__ __forceinline__ void index_multiply(const g
     int group = (int)threadIdx.x / GROUP - 1, number = 0;
     for (int first = t.first; first < t.first + t.rows;) {
         index_run r = index_run_at(a, t, first);
+        index_target<S> target = index_target_of<S>(a, t, r);
         for (int i = 0; i < r.pages; i++, number++)
             if (number % S::GROUPS == group)
-                index_page_scores<S>(a, t, r, r.page + i, number);
+                index_page_scores<S>(t, target, a.context, r.page + i, number);
         first += r.count;
     }
 }
@@ -245,7 +274,8 @@ template <class S> static __device__ __forceinline__ void index_queries(const gp
     sm90a_fence_async();
 }
 
-template <class S> __global__ void __launch_bounds__(S::THREADS, 1) index_scores(const __grid_constant__ gpu_index_score_args a, int pages_per_block)
+template <class S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS) index_scores(const __grid_constant__ gpu_index_score_args a, int pages_per_block)
 {
     extern __shared__ uint8_t raw[];
     index_task t;
@@ -264,12 +294,12 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) index_scores
     if (pages == 0)
         return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            sm90a_barrier_init(index_barrier<S>(t, FULL + i), GROUP / 32);
-            sm90a_barrier_init(index_barrier<S>(t, EMPTY + i), GROUP / 32);
+        for (int i = 0; i < S::STAGES; i++) {
+            sm90a_barrier_init(index_barrier<S>(t, S::FULL + i), GROUP / 32);
+            sm90a_barrier_init(index_barrier<S>(t, S::EMPTY + i), GROUP / 32);
         }
-        for (int i = 0; i < RAW; i++)
-            sm90a_barrier_init(index_barrier<S>(t, CAME + i), 1);
+        for (int i = 0; i < S::RAW; i++)
+            sm90a_barrier_init(index_barrier<S>(t, S::CAME + i), 1);
         sm90a_barrier_init_done();
         sm90a_fence_async();
     }
@@ -307,6 +337,10 @@ void gpu_index_scores_sm90(const gpu_index_score_args *a, gpu_index_tile tile, i
         index_launch<index_shape<128, 32, 1, 1, GPU_KV_FP8>>(a, pages_per_block, s);
     else if (tile == GPU_INDEX_FEW)
         index_launch<index_shape<128, 32, 1, 1, GPU_KV_BF16>>(a, pages_per_block, s);
+    else if (tile == GPU_INDEX_SOME && fp8)
+        index_launch<index_shape<128, 32, 4, 1, GPU_KV_FP8>>(a, pages_per_block, s);
+    else if (tile == GPU_INDEX_SOME)
+        index_launch<index_shape<128, 32, 4, 1, GPU_KV_BF16>>(a, pages_per_block, s);
     else if (fp8)
         index_launch<index_shape<128, 32, 8, 2, GPU_KV_FP8>>(a, pages_per_block, s);
     else

@@ -9,9 +9,9 @@
 
 #include "device/gpu/gpu_kernels.h"
 
-/* Rows that one block scores together: GPU_INDEX_FEW for single rows of many sequences, GPU_INDEX_MANY for runs of rows of one sequence.
+/* Rows that one block scores together: FEW, one, for single rows of many sequences; SOME, 4, and MANY, 8, for runs of rows of one sequence.
  * Any choice is right for any rows. */
-typedef enum gpu_index_tile { GPU_INDEX_FEW, GPU_INDEX_MANY } gpu_index_tile;
+typedef enum gpu_index_tile { GPU_INDEX_FEW, GPU_INDEX_SOME, GPU_INDEX_MANY } gpu_index_tile;
 
 /* Whether there are kernels for these heads, width and format. */
 GPU_API bool gpu_index_supports(const gpu_index_score_args *a);

@@ -238,7 +238,8 @@ static __device__ void write_selected(select_shared *s, const float *scores, int
 
 /* The same from registers: parts of 32 threads and 4 positions each, one behind the other. */
 template <int QUADS>
-static __device__ __forceinline__ void write_held(select_shared *s, const in_registers<QUADS> &scores, unsigned long long threshold, int32_t *out)
+static __device__ __forceinline__ void write_held(select_shared *s, const in_registers<QUADS> &scores, unsigned long long threshold,
+                                                  int32_t *out)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
     uint32_t taken = 0, below = (1u << lane) - 1u; /* one bit per element of this thread */

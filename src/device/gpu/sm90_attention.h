@@ -1,43 +1,17 @@
 /* Instructions of Hopper (sm_90a) that attention and indexer use: barriers, clusters, f16 conversions, and the warpgroup product
- * m64nNk16 of f16 operands in shared memory with f32 sums. Seen by nvcc alone.
- *
- * Operand tiles lie in panels of 64 f16 (128 bytes) per line with the 128-byte swizzle: the 16-byte piece c of line r is stored at
- * piece c ^ (r & 7) of that line. A line is a key, a head or a query row. Such a tile can be read in both directions: along the line
- * ("by line": the summed index runs along the line) and across ("across": the summed index counts lines). */
+ * m64nNk16 of f16 operands in shared memory with f32 sums. Seen by nvcc alone. */
 #ifndef DEVICE_GPU_SM90_ATTENTION_H
 #define DEVICE_GPU_SM90_ATTENTION_H
 
 #include <stdint.h>
 #include <stdio.h>
 
+#include "device/gpu/gpu_attention_layout.h"
+
 /* A barrier that does not complete within this many clocks stops the kernel with a message instead of hanging the device. */
 #ifndef SM90_ATTENTION_WAIT_CLOCKS
 #define SM90_ATTENTION_WAIT_CLOCKS 4000000000ll
 #endif
-
-enum { SM90_LINE_BYTES = 128, SM90_LINE_GROUP_BYTES = 1024 };
-
-/* Byte offset of 16-byte piece c of line r in a swizzled panel. */
-static __host__ __device__ __forceinline__ uint32_t sm90_piece(uint32_t r, uint32_t c)
-{
-    return r * SM90_LINE_BYTES + ((c ^ (r & 7u)) << 4);
-}
-
-/* What the matrix units are told about a tile: its address, the distance between groups of 8 lines, and (across only) the distance
- * between panels. Bits 62-63: 1 is the 128-byte swizzle. */
-static __host__ __device__ __forceinline__ uint64_t sm90_tile(uint32_t address, uint32_t panel_bytes)
-{
-    return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 | (uint64_t)(SM90_LINE_GROUP_BYTES >> 4) << 32
-           | (uint64_t)1 << 62;
-}
-
-/* The same, `offset` bytes further in shared memory. */
-static __host__ __device__ __forceinline__ uint64_t sm90_tile_at(uint64_t tile, uint32_t offset)
-{
-    return tile + (offset >> 4);
-}
-
-#ifdef __CUDACC__
 
 static __device__ __forceinline__ uint32_t sm90a_shared(const void *p)
 {
@@ -468,5 +442,4 @@ template <int A_ACROSS, int B_ACROSS> struct sm90a_product<256, A_ACROSS, B_ACRO
     }
 };
 
-#endif
 #endif
