@@ -249,29 +249,14 @@ static __device__ __forceinline__ void rows_next_weights(float (&s)[32], rows_ta
     }
 }
 
-/* The scores of a block are computed while the weights of the one before are made. */
 template <int CHUNK> static __device__ __forceinline__ void rows_row_scores(rows_task &t, int count)
 {
     rows_state state = {{-INFINITY, -INFINITY}, {}};
-    float even[32], odd[32];
-    int left = count;
-    rows_begin_scores(even, t, t.block);
-    while (left > 2 * ATTENTION_BLOCK) {
+    float s[32];
+    for (int left = count; left > 0;) {
+        rows_begin_scores(s, t, t.block);
         rows_end_scores();
-        rows_begin_scores(odd, t, t.block + 1);
-        rows_next_weights<CHUNK>(even, t, count, &left, state);
-        rows_end_scores();
-        rows_begin_scores(even, t, t.block + 1);
-        rows_next_weights<CHUNK>(odd, t, count, &left, state);
-    }
-    rows_end_scores();
-    if (left > ATTENTION_BLOCK) {
-        rows_begin_scores(odd, t, t.block + 1);
-        rows_next_weights<CHUNK>(even, t, count, &left, state);
-        rows_end_scores();
-        rows_next_weights<CHUNK>(odd, t, count, &left, state);
-    } else {
-        rows_next_weights<CHUNK>(even, t, count, &left, state);
+        rows_next_weights<CHUNK>(s, t, count, &left, state);
     }
 }
 
@@ -323,7 +308,7 @@ static __device__ __forceinline__ void rows_block_values(float (&sums)[2][64], r
 static __device__ __forceinline__ void rows_merge(float (&sums)[2][64], float4 *scratch, const attention_merge (&m)[2], bool first,
                                                   bool last)
 {
-    constexpr int AT_ONCE = 4; /* loads under way in a thread */
+    constexpr int AT_ONCE = 8; /* loads under way in a thread */
 #pragma unroll
     for (int i = 0; i < 32; i += AT_ONCE) {
         float4 before[AT_ONCE];
@@ -405,13 +390,13 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1)
     __syncthreads();
     int role = (int)threadIdx.x / ROWS_GROUP;
     if (role == ROWS_SCORES) {
-        sm90a_registers_more<144>();
+        sm90a_registers_fewer<104>();
         rows_scores<CHUNK>(a, t);
     } else if (role == ROWS_KEYS) {
-        sm90a_registers_fewer<32>();
+        sm90a_registers_fewer<40>();
         rows_keys(a, t, staged);
     } else {
-        sm90a_registers_more<168>();
+        sm90a_registers_more<184>();
         int half = role - ROWS_VALUES_LOW;
         rows_values<CHUNK>(a, t, half, scratch + ((int64_t)blockIdx.x * 2 + half) * (ROWS_GROUP * 32) + (int)threadIdx.x % ROWS_GROUP);
     }

@@ -10,7 +10,7 @@
 #include "device/gpu/gpu_index.h"
 #include "device/gpu/sm90_attention.h"
 
-enum { KEYS = 64, GROUP = 128, PANEL = KEYS * SM90_LINE_BYTES, SYNC_LOADERS = 1 };
+enum { KEYS = 64, GROUP = 128, PANEL = KEYS * SM90_LINE_BYTES, SYNC_LOADERS = 1, SYNC_PRODUCTS = 2 };
 
 template <int WIDTH_, int HEADS_, int ROWS_, int GROUPS_, int DTYPE_> struct index_shape {
     static constexpr int WIDTH = WIDTH_, HEADS = HEADS_, ROWS = ROWS_, GROUPS = GROUPS_, DTYPE = DTYPE_, N = ROWS * HEADS;
@@ -55,6 +55,18 @@ static __device__ __forceinline__ index_run index_run_at(const gpu_index_score_a
     }
     r.pages = max(min((seen + KEYS - 1) / KEYS, t.last_page) - t.page, 0);
     return r;
+}
+
+/* Whether any row of the tile sees a page of this block. */
+static __device__ __forceinline__ bool index_has_pages(const gpu_index_score_args &a, const index_task &t)
+{
+    for (int first = t.first; first < t.first + t.rows;) {
+        index_run r = index_run_at(a, t, first);
+        if (r.pages > 0)
+            return true;
+        first += r.count;
+    }
+    return false;
 }
 
 /* ---- keys ---- */
@@ -254,11 +266,12 @@ template <class S> static __device__ __forceinline__ void index_multiply(const g
     }
 }
 
-/* Queries of the tile's rows as f16 panels, weights with the scale; rows behind the last one are zeros. */
+/* Queries of the tile's rows as f16 panels, weights with the scale; rows behind the last one are zeros. Called by the threads of the
+ * products, while the others ask for the first pages. */
 template <class S> static __device__ __forceinline__ void index_queries(const gpu_index_score_args &a, const index_task &t)
 {
     constexpr int PIECES = S::WIDTH / 8;
-    for (int i = (int)threadIdx.x; i < S::N * PIECES; i += S::THREADS) {
+    for (int i = (int)threadIdx.x - GROUP; i < S::N * PIECES; i += S::THREADS - GROUP) {
         int line = i / PIECES, piece = i % PIECES;
         float4 low = make_float4(0, 0, 0, 0), high = low;
         if (line < t.rows * S::HEADS) {
@@ -269,7 +282,7 @@ template <class S> static __device__ __forceinline__ void index_queries(const gp
         sm90a_store16(t.shared + S::Q + (uint32_t)(piece / 8) * S::Q_PANEL + sm90_piece((uint32_t)line, (uint32_t)piece % 8),
                       sm90a_f16x2(low.x, low.y), sm90a_f16x2(low.z, low.w), sm90a_f16x2(high.x, high.y), sm90a_f16x2(high.z, high.w));
     }
-    for (int i = (int)threadIdx.x; i < S::N; i += S::THREADS)
+    for (int i = (int)threadIdx.x - GROUP; i < S::N; i += S::THREADS - GROUP)
         ((float *)(t.memory + S::WEIGHTS))[i] = i < t.rows * S::HEADS ? a.weights[(int64_t)t.first * S::HEADS + i] * a.scale : 0.0f;
     sm90a_fence_async();
 }
@@ -285,13 +298,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) index_scores(const __gr
     t.rows = min(min(S::ROWS, a.first_row + a.score_rows - t.first), a.step->rows - t.first);
     t.page = (int)blockIdx.x * pages_per_block;
     t.last_page = t.page + pages_per_block;
-    int pages = 0;
-    for (int first = t.first; first < t.first + t.rows;) {
-        index_run r = index_run_at(a, t, first);
-        pages += r.pages;
-        first += r.count;
-    }
-    if (pages == 0)
+    if (S::ROWS > 1 && !index_has_pages(a, t))
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
@@ -303,12 +310,14 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) index_scores(const __gr
         sm90a_barrier_init_done();
         sm90a_fence_async();
     }
-    index_queries<S>(a, t);
     __syncthreads();
-    if (threadIdx.x < GROUP)
+    if (threadIdx.x < GROUP) {
         index_load<S>(a, t);
-    else
+    } else {
+        index_queries<S>(a, t);
+        sm90a_sync(SYNC_PRODUCTS, S::THREADS - GROUP);
         index_multiply<S>(a, t);
+    }
 }
 
 template <class S> static void index_launch(const gpu_index_score_args *a, int pages_per_block, gpu_stream stream)

@@ -325,20 +325,19 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_shared_rows(cons
 template <int QUADS> static __global__ void __launch_bounds__(SELECT_THREADS, 1) select_held_rows(const __grid_constant__ gpu_select_args a)
 {
     __shared__ select_shared s;
+    in_registers<QUADS> scores;
+    const float4 *from = (const float4 *)(a.scores + (int64_t)blockIdx.x * a.context);
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) /* before it is known how many there are: what lies behind the row's last position is not looked at */
+        if (scores.position(4 * q) < a.context)
+            *(float4 *)(scores.v + 4 * q) = __ldcg(from + q * SELECT_THREADS + (int)threadIdx.x);
     int row = a.first_row + (int)blockIdx.x;
     if (row >= a.step->rows)
         return;
-    in_registers<QUADS> scores;
     scores.n = a.step->positions[row] + 1;
     int32_t *out = a.selected + (int64_t)row * a.topk;
-    if (select_all(a, row, scores.n, out))
-        return;
-    const float4 *from = (const float4 *)(a.scores + (int64_t)blockIdx.x * a.context);
-#pragma unroll
-    for (int q = 0; q < QUADS; q++)
-        if (scores.position(4 * q) < scores.n)
-            *(float4 *)(scores.v + 4 * q) = __ldcg(from + q * SELECT_THREADS + (int)threadIdx.x);
-    write_held(&s, scores, find_threshold(&s, scores, a.topk), out);
+    if (!select_all(a, row, scores.n, out))
+        write_held(&s, scores, find_threshold(&s, scores, a.topk), out);
 }
 
 void gpu_select_sm90(const gpu_select_args *a, gpu_select_kernel kernel, gpu_stream s)
