@@ -10,22 +10,23 @@
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
-enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, PRODUCTS = 128, SYNC_PRODUCTS = 1, SYNC_LOADERS = 2, MOST_CHUNKS = 8 };
+enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, SPLIT_UNITS = 2, PRODUCTS = 128, SYNC_PRODUCTS = 1, SYNC_LOADERS = 2, MOST_CHUNKS = 8 };
 
-/* Shared memory: queries, two tiles, weights, entries as they come (in slots of 4 keys, SLOTS per warp of loaders), and small things. */
+/* Shared memory: queries, two tiles, weights, entries as they come (two slots of 4 keys per warp of loaders), and small things. */
 template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct split_shape {
     static constexpr int LATENT = LATENT_, ROPE = ROPE_, HEADS = HEADS_, DTYPE = DTYPE_, CHUNK = CHUNK_;
     static constexpr int PANELS = LATENT / 64, TILE = (PANELS + 1) * ATTENTION_PANEL_BYTES, Q_PANEL = HEADS * SM90_LINE_BYTES;
     static constexpr int ENTRY = attention_entry_bytes(DTYPE == GPU_KV_FP8, LATENT, ROPE), RAW_ENTRY = attention_raw_bytes(ENTRY);
-    static constexpr bool BULK = ENTRY % 16 == 0 && (DTYPE == GPU_KV_FP8 || HEADS <= 24 || LATENT < 512); /* else no room */
-    static constexpr int SLOTS = DTYPE == GPU_KV_FP8 && HEADS <= 24 ? 2 : 1, RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
+    static constexpr bool BULK = DTYPE == GPU_KV_FP8 && ENTRY % 16 == 0; /* bf16 entries have no room */
+    static constexpr int RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
     static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + HEADS * SM90_LINE_BYTES;
-    static constexpr int KEYS = RAW + (BULK ? SPLIT_LOADERS * SLOTS * RAW_SLOT : 0), LARGEST = KEYS + CHUNK * 4;
+    static constexpr int KEYS = RAW + (BULK ? SPLIT_LOADERS * SPLIT_UNITS * RAW_SLOT : 0), LARGEST = KEYS + CHUNK * 4;
     static constexpr int STATE = LARGEST + 2 * 4 * HEADS * 4, STATES = STATE + 2 * HEADS * 4;
     static constexpr int BARRIERS = STATES + MOST_CHUNKS * 2 * HEADS * 4, CAME = BARRIERS + 4 * 8;
-    static constexpr int BYTES = CAME + SPLIT_LOADERS * SLOTS * 8 + 1024; /* 1024: to begin at a multiple of it */
-    static constexpr int STEPS = LATENT / 16 + ROPE / 16, UNITS = ATTENTION_BLOCK / ATTENTION_UNIT / SPLIT_LOADERS;
+    static constexpr int BYTES = CAME + SPLIT_LOADERS * 8 + 1024; /* 1024: to begin at a multiple of it */
+    static constexpr int STEPS = LATENT / 16 + ROPE / 16;
     static_assert(BYTES <= 232448, "a block has no more shared memory");
+    static_assert(ATTENTION_BLOCK == SPLIT_LOADERS * SPLIT_UNITS * ATTENTION_UNIT, "a warp of loaders has SPLIT_UNITS units of each block");
 };
 
 /* One row's chunk as a block sees it. */
@@ -48,79 +49,89 @@ static __device__ __forceinline__ uint32_t empty_barrier(uint32_t barriers, int 
     return barriers + 16 + (uint32_t)stage * 8;
 }
 
+static __device__ __forceinline__ int loader_warp(void)
+{
+    return (int)threadIdx.x / 32 - PRODUCTS / 32;
+}
+
+/* First key, in its block, of unit u of a warp. */
+static __device__ __forceinline__ int unit_key(int u)
+{
+    return (u * SPLIT_LOADERS + loader_warp()) * ATTENTION_UNIT;
+}
+
 /* Keys through registers: the loads of the next block are under way while this one is stored. */
 template <class S>
 static __device__ __forceinline__ void split_load_registers(const attention_keys &k, const split_task &t, const uint32_t *slots)
 {
-    typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
-    int warp = (int)threadIdx.x / 32 - PRODUCTS / 32, lane = (int)threadIdx.x % 32;
+    int lane = (int)threadIdx.x % 32;
     uint32_t barriers = t.shared + S::BARRIERS;
-    unit units[S::UNITS];
+    attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
 #pragma unroll
-    for (int u = 0; u < S::UNITS; u++)
-        attention_unit_load(&units[u], &k, slots, (u * SPLIT_LOADERS + warp) * ATTENTION_UNIT, lane);
+    for (int u = 0; u < SPLIT_UNITS; u++)
+        attention_unit_load(&units[u], &k, slots, unit_key(u), lane);
     for (int j = 0; j < t.blocks; j++) {
         int stage = j & 1;
         if (j >= 2)
             sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(j / 2 - 1) & 1u, 10 + stage);
 #pragma unroll
-        for (int u = 0; u < S::UNITS; u++) {
-            int first = (u * SPLIT_LOADERS + warp) * ATTENTION_UNIT;
-            attention_unit_store(&units[u], t.shared + S::TILES + (uint32_t)stage * S::TILE, first, lane);
+        for (int u = 0; u < SPLIT_UNITS; u++) {
+            attention_unit_store(&units[u], t.shared + S::TILES + (uint32_t)stage * S::TILE, unit_key(u), lane);
             if (j + 1 < t.blocks)
-                attention_unit_load(&units[u], &k, slots + (j + 1) * ATTENTION_BLOCK, first, lane);
+                attention_unit_load(&units[u], &k, slots + (j + 1) * ATTENTION_BLOCK, unit_key(u), lane);
         }
         sm90a_fence_async();
         sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
     }
 }
 
-/* Which 4 keys of the chunk a warp's unit `number` is: UNITS per block of keys. */
-template <class S> static __device__ __forceinline__ int split_unit_key(int number, int warp)
-{
-    return number / S::UNITS * ATTENTION_BLOCK + (number % S::UNITS * SPLIT_LOADERS + warp) * ATTENTION_UNIT;
-}
-
-/* Asks for the entries of a unit: lanes 0 to 3 one each. */
+/* Asks for the warp's entries of a block: one lane each. */
 template <class S>
-static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int number,
-                                                     int warp, int lane)
+static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int block)
 {
-    int first = split_unit_key<S>(number, warp), there = min(max(t.keys - first, 0), (int)ATTENTION_UNIT);
-    uint32_t slot = (uint32_t)(warp * S::SLOTS + number % S::SLOTS), came = t.shared + S::CAME + slot * 8;
+    int lane = (int)threadIdx.x % 32, u = lane / ATTENTION_UNIT, key = block * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT;
+    bool there = lane < SPLIT_UNITS * ATTENTION_UNIT && key < t.keys;
+    uint32_t came = t.shared + S::CAME + (uint32_t)loader_warp() * 8, all = __ballot_sync(0xffffffffu, there);
     if (lane == 0)
-        sm90a_barrier_expect(came, (uint32_t)(there * S::ENTRY));
+        sm90a_barrier_expect(came, (uint32_t)__popc(all) * S::ENTRY);
     __syncwarp();
-    if (lane < there)
-        sm90a_bulk_load(t.shared + S::RAW + slot * S::RAW_SLOT + (uint32_t)(lane * S::RAW_ENTRY),
-                        attention_entry<S::ENTRY>(&k, slots[first + lane]), S::ENTRY, came);
+    if (there)
+        sm90a_bulk_load(t.shared + S::RAW +
+                            (uint32_t)((loader_warp() * SPLIT_UNITS + u) * S::RAW_SLOT + lane % ATTENTION_UNIT * S::RAW_ENTRY),
+                        attention_entry<S::ENTRY>(&k, slots[key]), S::ENTRY, came);
 }
 
-/* Keys by bulk copies: a slot is asked for again as soon as its entries are in registers. */
+/* Keys by bulk copies: they are asked for one block ahead, as soon as the entries before them are in registers. */
 template <class S>
 static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const split_task &t, const uint32_t *slots)
 {
-    typedef attention_unit<S::LATENT, S::ROPE, S::DTYPE> unit;
-    int warp = (int)threadIdx.x / 32 - PRODUCTS / 32, lane = (int)threadIdx.x % 32, units = t.blocks * S::UNITS;
-    uint32_t barriers = t.shared + S::BARRIERS;
-    for (int i = 0; i < min(S::SLOTS, units); i++)
-        split_request<S>(k, t, slots, i, warp, lane);
-    for (int number = 0; number < units; number++) {
-        int block = number / S::UNITS, stage = block & 1;
-        uint32_t slot = (uint32_t)(warp * S::SLOTS + number % S::SLOTS);
-        unit u;
-        sm90a_barrier_wait(t.shared + S::CAME + slot * 8, (uint32_t)(number / S::SLOTS) & 1u, 20);
-        attention_unit_read(&u, t.shared + S::RAW + slot * S::RAW_SLOT, t.keys - split_unit_key<S>(number, warp), lane);
-        __syncwarp();
-        if (number + S::SLOTS < units)
-            split_request<S>(k, t, slots, number + S::SLOTS, warp, lane);
-        if (block >= 2 && number % S::UNITS == 0)
-            sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(block / 2 - 1) & 1u, 10 + stage);
-        attention_unit_store(&u, t.shared + S::TILES + (uint32_t)stage * S::TILE, split_unit_key<S>(number, warp) % ATTENTION_BLOCK, lane);
-        if (number % S::UNITS == S::UNITS - 1) {
-            sm90a_fence_async();
-            sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
+    int lane = (int)threadIdx.x % 32;
+    uint32_t barriers = t.shared + S::BARRIERS, came = t.shared + S::CAME + (uint32_t)loader_warp() * 8;
+    const uint8_t *raw = t.memory + S::RAW + loader_warp() * SPLIT_UNITS * S::RAW_SLOT;
+    attention_places<S::LATENT, S::ROPE> places = attention_places_of<S::LATENT, S::ROPE, S::ENTRY>(unit_key(0), lane);
+    split_request<S>(k, t, slots, 0);
+    for (int j = 0; j < t.blocks; j++) {
+        int stage = j & 1, left = t.keys - j * ATTENTION_BLOCK;
+        attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
+        sm90a_barrier_wait(came, (uint32_t)j & 1u, 20);
+#pragma unroll
+        for (int u = 0; u < SPLIT_UNITS; u++)
+            attention_unit_read(&units[u], raw + u * S::RAW_SLOT, places);
+        if (j + 1 < t.blocks) {
+            split_request<S>(k, t, slots, j + 1);
+        } else if (left < ATTENTION_BLOCK) {
+#pragma unroll
+            for (int u = 0; u < SPLIT_UNITS; u++)
+                attention_unit_clear(&units[u], left - unit_key(u), lane);
         }
+        if (j >= 2)
+            sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(j / 2 - 1) & 1u, 10 + stage);
+#pragma unroll
+        for (int u = 0; u < SPLIT_UNITS; u++) /* a multiple of 8 lines further: the same swizzle */
+            attention_unit_put(&units[u], t.memory + S::TILES + stage * S::TILE + u * SPLIT_LOADERS * ATTENTION_UNIT * SM90_LINE_BYTES,
+                               places);
+        sm90a_fence_async();
+        sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
     }
 }
 
@@ -257,26 +268,14 @@ template <class S> static __device__ __forceinline__ void split_publish_state(co
             __fadd_rn(__fadd_rn(parts[h], parts[S::HEADS + h]), __fadd_rn(parts[2 * S::HEADS + h], parts[3 * S::HEADS + h]));
 }
 
-/* The chunk's sums, to the memory of the tiles: [panel][register / 4][thread] of 4 registers. */
 template <class S>
-static __device__ __forceinline__ void split_publish_sums(const split_task &t, float (&sums)[S::PANELS][S::HEADS / 2])
+static __device__ __forceinline__ void split_multiply(const gpu_attend_args &a, const split_task &t, float (&sums)[S::PANELS][S::HEADS / 2])
 {
-    float4 *out = (float4 *)(t.memory + S::TILES);
-#pragma unroll
-    for (int p = 0; p < S::PANELS; p++)
-#pragma unroll
-        for (int i = 0; i < S::HEADS / 8; i++)
-            out[(p * (S::HEADS / 8) + i) * PRODUCTS + (int)threadIdx.x] =
-                make_float4(sums[p][4 * i], sums[p][4 * i + 1], sums[p][4 * i + 2], sums[p][4 * i + 3]);
-}
-
-template <class S> static __device__ __forceinline__ void split_multiply(const gpu_attend_args &a, const split_task &t)
-{
-    float sums[S::PANELS][S::HEADS / 2] = {}, s[S::HEADS / 2];
+    float s[S::HEADS / 2];
     split_state<S::HEADS> state;
     uint32_t barriers = t.shared + S::BARRIERS, weights = t.shared + S::WEIGHTS;
     int64_t head = (int64_t)t.row * a.heads + t.first_head;
-    attention_queries<S::LATENT, S::ROPE, S::HEADS, S::HEADS <= 16 ? S::PANELS / 2 : 1>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
+    attention_queries<S::LATENT, S::ROPE, S::HEADS, S::PANELS / 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
                                                                   a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
     sm90a_fence_async();
     sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
@@ -304,71 +303,65 @@ template <class S> static __device__ __forceinline__ void split_multiply(const g
         sm90a_barrier_arrive_warp(empty_barrier(barriers, stage));
     }
     split_publish_state<S>(t, state);
-    split_publish_sums<S>(t, sums);
 }
 
-/* References and sums of all chunks, [chunk][2][heads], to this block's memory. */
-template <class S> static __device__ __forceinline__ void split_collect_states(const split_task &t)
+/* Which block of the cluster merges a panel, and where it finds the sums of a chunk: [chunk][its panels][heads / 8][thread] of 4. */
+template <class S> static __device__ __forceinline__ uint32_t split_place(int chunk, int chunks, int panel, int n, int thread)
 {
-    float *states = (float *)(t.memory + S::STATES);
-    for (int i = (int)threadIdx.x; i < t.chunks * 2 * S::HEADS; i += PRODUCTS)
-        states[i] = sm90a_cluster_load(sm90a_cluster_address(t.shared + S::STATE, (uint32_t)(i / (2 * S::HEADS)))
-                                       + (uint32_t)(i % (2 * S::HEADS)) * 4);
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+    int each = (S::PANELS + chunks - 1) / chunks;
+    return S::TILES + (uint32_t)((((chunk * each + panel / chunks) * (S::HEADS / 8) + n) * PRODUCTS + thread) * 16);
 }
 
-/* Merges the next chunks, up to 4, into the sums of two heads: columns `column` and the next. */
+/* Sends the chunk's sums to the blocks that merge them, and its state to all; the tiles of all blocks are free by now. */
 template <class S>
-static __device__ __forceinline__ void split_merge_some(const split_task &t, int first, const float4 (&next)[4], int column,
-                                                        attention_merge (&m)[2], float4 *sum)
+static __device__ __forceinline__ void split_send(const split_task &t, const float (&sums)[S::PANELS][S::HEADS / 2], int chunks)
 {
-    const float *states = (const float *)(t.memory + S::STATES) + column;
+    int thread = (int)threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (first + i >= t.chunks)
-            break;
-        const float *state = states + (first + i) * 2 * S::HEADS;
-        if (first + i == 0) {
-            m[0] = {state[0], state[S::HEADS], 0.0f, 1.0f};
-            m[1] = {state[1], state[S::HEADS + 1], 0.0f, 1.0f};
-            *sum = next[0];
-        } else {
-            attention_merge_next(&m[0], state[0], state[S::HEADS], t.c);
-            attention_merge_next(&m[1], state[1], state[S::HEADS + 1], t.c);
-            *sum = make_float4(attention_merged(sum->x, next[i].x, &m[0]), attention_merged(sum->y, next[i].y, &m[1]),
-                               attention_merged(sum->z, next[i].z, &m[0]), attention_merged(sum->w, next[i].w, &m[1]));
-        }
+    for (int p = 0; p < S::PANELS; p++) {
+        uint32_t there = sm90a_cluster_address(t.shared, (uint32_t)(p % chunks));
+#pragma unroll
+        for (int n = 0; n < S::HEADS / 8; n++)
+            sm90a_cluster_store4(there + split_place<S>(t.chunk, chunks, p, n, thread), sums[p][4 * n], sums[p][4 * n + 1],
+                                 sums[p][4 * n + 2], sums[p][4 * n + 3]);
     }
+    const float *state = (const float *)(t.memory + S::STATE);
+    for (int i = thread; i < chunks * 2 * S::HEADS; i += PRODUCTS)
+        sm90a_cluster_store(sm90a_cluster_address(t.shared, (uint32_t)(i / (2 * S::HEADS))) + S::STATES
+                                + (uint32_t)(t.chunk * 2 * S::HEADS + i % (2 * S::HEADS)) * 4,
+                            state[i % (2 * S::HEADS)]);
 }
 
-/* Panels rank, rank + size, ... of the merged result. Called by the threads of the products. */
-template <class S>
-static __device__ __forceinline__ void split_merge(const gpu_attend_args &a, const split_task &t, uint32_t rank, uint32_t size)
+/* Merges the block's panels from its own memory, by all its threads, and writes the result. */
+template <class S> static __device__ __forceinline__ void split_merge(const gpu_attend_args &a, const split_task &t, int chunks)
 {
-    int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
     float *out = a.out + ((int64_t)t.row * a.heads + t.first_head) * S::LATENT;
-    split_collect_states<S>(t);
-    for (int p = (int)rank; p < S::PANELS; p += (int)size)
-#pragma unroll
-        for (int n = 0; n < S::HEADS / 8; n++) {
-            attention_merge m[2] = {};
-            float4 sum = make_float4(0, 0, 0, 0), next[4];
-            int column = n * 8 + lane % 4 * 2;
-            for (int first = 0; first < t.chunks; first += 4) {
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (first + i < t.chunks)
-                        next[i] = sm90a_cluster_load4(sm90a_cluster_address(t.shared, (uint32_t)(first + i)) + S::TILES
-                                                      + (uint32_t)((p * (S::HEADS / 8) + n) * PRODUCTS + thread) * 16);
-                split_merge_some<S>(t, first, next, column, m, &sum);
+    for (int i = (int)threadIdx.x; i < (S::PANELS + chunks - 1 - t.chunk) / chunks * (S::HEADS / 8) * PRODUCTS; i += SPLIT_THREADS) {
+        int thread = i % PRODUCTS, n = i / PRODUCTS % (S::HEADS / 8), panel = i / PRODUCTS / (S::HEADS / 8) * chunks + t.chunk;
+        int column = n * 8 + thread % 4 * 2;
+        attention_merge m[2] = {};
+        float4 sum = make_float4(0, 0, 0, 0);
+        for (int chunk = 0; chunk < t.chunks; chunk++) {
+            float4 next = *(const float4 *)(t.memory + split_place<S>(chunk, chunks, panel, n, thread));
+            const float *state = (const float *)(t.memory + S::STATES) + chunk * 2 * S::HEADS + column;
+            if (chunk == 0) {
+                m[0] = {state[0], state[S::HEADS], 0.0f, 1.0f};
+                m[1] = {state[1], state[S::HEADS + 1], 0.0f, 1.0f};
+                sum = next;
+            } else {
+                attention_merge_next(&m[0], state[0], state[S::HEADS], t.c);
+                attention_merge_next(&m[1], state[1], state[S::HEADS + 1], t.c);
+                sum = make_float4(attention_merged(sum.x, next.x, &m[0]), attention_merged(sum.y, next.y, &m[1]),
+                                  attention_merged(sum.z, next.z, &m[0]), attention_merged(sum.w, next.w, &m[1]));
             }
-            float *to = out + column * S::LATENT + p * 64 + warp * 16 + lane / 4;
-            float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
-            to[0] = __fmul_rn(sum.x, scale[0]);
-            to[S::LATENT] = __fmul_rn(sum.y, scale[1]);
-            to[8] = __fmul_rn(sum.z, scale[0]);
-            to[S::LATENT + 8] = __fmul_rn(sum.w, scale[1]);
         }
+        float *to = out + column * S::LATENT + panel * 64 + thread / 32 * 16 + thread % 32 / 4;
+        float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
+        to[0] = __fmul_rn(sum.x, scale[0]);
+        to[S::LATENT] = __fmul_rn(sum.y, scale[1]);
+        to[8] = __fmul_rn(sum.z, scale[0]);
+        to[S::LATENT + 8] = __fmul_rn(sum.w, scale[1]);
+    }
 }
 
 template <class S>
@@ -394,25 +387,29 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) attention_split(const __grid
             sm90a_barrier_init(full_barrier(t.shared + S::BARRIERS, i), SPLIT_LOADERS);
             sm90a_barrier_init(empty_barrier(t.shared + S::BARRIERS, i), PRODUCTS / 32);
         }
-        for (int i = 0; i < SPLIT_LOADERS * S::SLOTS; i++)
+        for (int i = 0; i < SPLIT_LOADERS; i++)
             sm90a_barrier_init(t.shared + (uint32_t)(S::CAME + i * 8), 1);
         sm90a_barrier_init_done();
         sm90a_fence_async();
     }
     __syncthreads();
     if (threadIdx.x >= PRODUCTS) {
-        sm90a_registers_fewer<136>();
+        sm90a_registers_fewer<152>();
         if (t.blocks > 0)
             split_load<S>(a, t);
         sm90a_cluster_sync();
         sm90a_cluster_sync();
+        split_merge<S>(a, t, chunks);
     } else {
-        sm90a_registers_more<232>();
+        sm90a_registers_more<200>();
+        float sums[S::PANELS][S::HEADS / 2] = {};
         if (t.blocks > 0)
-            split_multiply<S>(a, t);
+            split_multiply<S>(a, t, sums);
         sm90a_cluster_sync();
-        split_merge<S>(a, t, (uint32_t)t.chunk, (uint32_t)chunks);
+        if (t.blocks > 0)
+            split_send<S>(t, sums, chunks);
         sm90a_cluster_sync();
+        split_merge<S>(a, t, chunks);
     }
 }
 
@@ -433,18 +430,13 @@ template <class S> static void split_launch(const gpu_attend_args *a, int first_
     cudaLaunchKernelEx(&launch, attention_split<S>, *a, first_head, chunks);
 }
 
-template <int LATENT, int ROPE, int DTYPE, int CHUNK>
-static void split_heads(const gpu_attend_args *a, int rows, gpu_stream stream)
+/* Groups of 16 heads, and one of 8 where they are no multiple of 16. */
+template <int LATENT, int ROPE, int DTYPE, int CHUNK> static void split_heads(const gpu_attend_args *a, int rows, gpu_stream stream)
 {
-    int wide = a->heads / 32, rest = a->heads % 32;
-    if (wide > 0)
-        split_launch<split_shape<LATENT, ROPE, 32, DTYPE, CHUNK>>(a, 0, wide, rows, stream);
-    if (rest == 8)
-        split_launch<split_shape<LATENT, ROPE, 8, DTYPE, CHUNK>>(a, wide * 32, 1, rows, stream);
-    if (rest == 16)
-        split_launch<split_shape<LATENT, ROPE, 16, DTYPE, CHUNK>>(a, wide * 32, 1, rows, stream);
-    if (rest == 24)
-        split_launch<split_shape<LATENT, ROPE, 24, DTYPE, CHUNK>>(a, wide * 32, 1, rows, stream);
+    if (a->heads >= 16)
+        split_launch<split_shape<LATENT, ROPE, 16, DTYPE, CHUNK>>(a, 0, a->heads / 16, rows, stream);
+    if (a->heads % 16 != 0)
+        split_launch<split_shape<LATENT, ROPE, 8, DTYPE, CHUNK>>(a, a->heads / 16 * 16, 1, rows, stream);
 }
 
 #ifndef GPU_ATTENTION_CHUNK

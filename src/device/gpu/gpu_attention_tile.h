@@ -117,30 +117,6 @@ static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT
     }
 }
 
-/* Reads the keys of a unit from their entries in shared memory; those from `there` on are zeros. */
-template <int LATENT, int ROPE, int DTYPE>
-static __device__ __forceinline__ void attention_unit_read(attention_unit<LATENT, ROPE, DTYPE> *u, uint32_t raw, int there, int lane)
-{
-    typedef attention_unit<LATENT, ROPE, DTYPE> unit;
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < unit::PIECES; i++) {
-        attention_piece p = attention_piece_at(i, lane, unit::PANELS);
-        uint32_t entry = raw + (uint32_t)(p.key * attention_raw_bytes(unit::ENTRY)), bytes = (DTYPE == GPU_KV_FP8 ? 1 : 2);
-        uint32_t at = entry + (uint32_t)(p.panel * 64 + p.quarter * 16) * bytes;
-        u->codes[i][0] = p.key < there ? sm90a_shared_load16(at) : zeros;
-        if (DTYPE == GPU_KV_FP8)
-            u->scale[i] = p.key < there ? sm90a_shared_load(entry + LATENT + (uint32_t)(p.panel / 2 * 4)) : 0.0f;
-        else
-            u->codes[i][unit::WORDS - 1] = p.key < there ? sm90a_shared_load16(at + 16) : zeros;
-    }
-    if (lane < ATTENTION_UNIT * unit::ROPE_PIECES) {
-        int key = lane / unit::ROPE_PIECES;
-        uint32_t at = raw + (uint32_t)(key * attention_raw_bytes(unit::ENTRY) + unit::ENTRY - ROPE * 2 + lane % unit::ROPE_PIECES * 16);
-        u->rope = key < there ? sm90a_shared_load16(at) : zeros;
-    }
-}
-
 /* A scale as two f16 in both halves of a word each: so that two codes times their scale are rounded once. */
 struct attention_scale {
     uint32_t most, rest;
@@ -159,19 +135,33 @@ static __device__ __forceinline__ uint32_t attention_scaled(uint32_t codes, atte
     return sm90a_f16x2_fma(codes, s.most, sm90a_f16x2_mul(codes, s.rest));
 }
 
-static __device__ __forceinline__ void attention_store_fp8(uint32_t line, uint32_t piece, uint32_t swizzle, uint4 v, float scale)
+/* 16 codes times their scale: two pieces of a tile. */
+static __device__ __forceinline__ void attention_scale_codes(uint4 v, float scale, uint4 (&out)[2])
 {
     attention_scale s = attention_scale_of(scale);
-    sm90a_store16(line + ((piece ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.x), s), attention_scaled(sm90a_e4m3_high(v.x), s),
-                  attention_scaled(sm90a_e4m3_low(v.y), s), attention_scaled(sm90a_e4m3_high(v.y), s));
-    sm90a_store16(line + (((piece + 1) ^ swizzle) << 4), attention_scaled(sm90a_e4m3_low(v.z), s),
-                  attention_scaled(sm90a_e4m3_high(v.z), s), attention_scaled(sm90a_e4m3_low(v.w), s),
-                  attention_scaled(sm90a_e4m3_high(v.w), s));
+    out[0] = make_uint4(attention_scaled(sm90a_e4m3_low(v.x), s), attention_scaled(sm90a_e4m3_high(v.x), s),
+                        attention_scaled(sm90a_e4m3_low(v.y), s), attention_scaled(sm90a_e4m3_high(v.y), s));
+    out[1] = make_uint4(attention_scaled(sm90a_e4m3_low(v.z), s), attention_scaled(sm90a_e4m3_high(v.z), s),
+                        attention_scaled(sm90a_e4m3_low(v.w), s), attention_scaled(sm90a_e4m3_high(v.w), s));
+}
+
+static __device__ __forceinline__ uint4 attention_from_bf16(uint4 v)
+{
+    return make_uint4(sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+}
+
+static __device__ __forceinline__ void attention_store_fp8(uint32_t line, uint32_t piece, uint32_t swizzle, uint4 v, float scale)
+{
+    uint4 out[2];
+    attention_scale_codes(v, scale, out);
+    sm90a_store16(line + ((piece ^ swizzle) << 4), out[0].x, out[0].y, out[0].z, out[0].w);
+    sm90a_store16(line + (((piece + 1) ^ swizzle) << 4), out[1].x, out[1].y, out[1].z, out[1].w);
 }
 
 static __device__ __forceinline__ void attention_store_bf16(uint32_t address, uint4 v)
 {
-    sm90a_store16(address, sm90a_bf16_to_f16(v.x), sm90a_bf16_to_f16(v.y), sm90a_bf16_to_f16(v.z), sm90a_bf16_to_f16(v.w));
+    v = attention_from_bf16(v);
+    sm90a_store16(address, v.x, v.y, v.z, v.w);
 }
 
 /* Puts the loaded keys into the tile, as f16. */
@@ -195,6 +185,75 @@ static __device__ __forceinline__ void attention_unit_store(const attention_unit
         attention_store_bf16(tile + unit::PANELS * ATTENTION_PANEL_BYTES
                                  + sm90_piece((uint32_t)(first + lane / unit::ROPE_PIECES), (uint32_t)(lane % unit::ROPE_PIECES)),
                              u->rope);
+}
+
+/* Where a lane reads and puts its pieces of a unit whose entries came to shared memory: byte offsets, the same for every block of keys. */
+template <int LATENT, int ROPE> struct attention_places {
+    int from[LATENT / 128], scale[LATENT / 128], rope_from; /* in the slot of the unit */
+    int to[LATENT / 128], rope_to;                          /* in the tile: first of two pieces, the second has bit 4 flipped */
+};
+
+/* first: first key of the unit in its block. */
+template <int LATENT, int ROPE, int ENTRY>
+static __device__ __forceinline__ attention_places<LATENT, ROPE> attention_places_of(int first, int lane)
+{
+    attention_places<LATENT, ROPE> l;
+#pragma unroll
+    for (int i = 0; i < LATENT / 128; i++) {
+        attention_piece p = attention_piece_at(i, lane, LATENT / 64);
+        int entry = p.key * attention_raw_bytes(ENTRY);
+        l.from[i] = entry + p.panel * 64 + p.quarter * 16;
+        l.scale[i] = entry + LATENT + p.panel / 2 * 4;
+        l.to[i] = p.panel * ATTENTION_PANEL_BYTES + (int)sm90_piece((uint32_t)(first + p.key), (uint32_t)p.quarter * 2);
+    }
+    int key = lane / (ROPE / 8) % ATTENTION_UNIT, piece = lane % (ROPE / 8);
+    l.rope_from = key * attention_raw_bytes(ENTRY) + ENTRY - ROPE * 2 + piece * 16;
+    l.rope_to = LATENT / 64 * ATTENTION_PANEL_BYTES + (int)sm90_piece((uint32_t)(first + key), (uint32_t)piece);
+    return l;
+}
+
+/* Reads a unit of fp8 entries from shared memory. */
+template <int LATENT, int ROPE>
+static __device__ __forceinline__ void attention_unit_read(attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, const uint8_t *raw,
+                                                           const attention_places<LATENT, ROPE> &l)
+{
+#pragma unroll
+    for (int i = 0; i < LATENT / 128; i++) {
+        u->codes[i][0] = *(const uint4 *)(raw + l.from[i]);
+        u->scale[i] = *(const float *)(raw + l.scale[i]);
+    }
+    u->rope = *(const uint4 *)(raw + l.rope_from);
+}
+
+/* Makes zeros of the keys of a unit from `there` on: what was in their place may be anything. */
+template <int LATENT, int ROPE>
+static __device__ __forceinline__ void attention_unit_clear(attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, int there, int lane)
+{
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < LATENT / 128; i++)
+        if (attention_piece_at(i, lane, LATENT / 64).key >= there) {
+            u->codes[i][0] = zeros;
+            u->scale[i] = 0.0f;
+        }
+    if (lane / (ROPE / 8) >= there)
+        u->rope = zeros;
+}
+
+/* Puts a unit of fp8 entries into the tile, as f16. */
+template <int LATENT, int ROPE>
+static __device__ __forceinline__ void attention_unit_put(const attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, uint8_t *tile,
+                                                          const attention_places<LATENT, ROPE> &l)
+{
+#pragma unroll
+    for (int i = 0; i < LATENT / 128; i++) {
+        uint4 out[2];
+        attention_scale_codes(u->codes[i][0], u->scale[i], out);
+        *(uint4 *)(tile + l.to[i]) = out[0];
+        *(uint4 *)(tile + (l.to[i] ^ 16)) = out[1];
+    }
+    if (ROPE == 64 || (int)threadIdx.x % 32 < ATTENTION_UNIT * (ROPE / 8))
+        *(uint4 *)(tile + l.rope_to) = attention_from_bf16(u->rope);
 }
 
 /* Slots of a chunk's keys: page id * 64 + token of the page; those behind the last key are absent. */

@@ -137,19 +137,14 @@ static __device__ __forceinline__ uint32_t sm90a_cluster_address(uint32_t addres
     return there;
 }
 
-static __device__ __forceinline__ float sm90a_cluster_load(uint32_t address)
+static __device__ __forceinline__ void sm90a_cluster_store(uint32_t address, float v)
 {
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-    return v;
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
-static __device__ __forceinline__ float4 sm90a_cluster_load4(uint32_t address)
+static __device__ __forceinline__ void sm90a_cluster_store4(uint32_t address, float a, float b, float c, float d)
 {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-    return v;
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 /* ---- numbers ---- */
@@ -233,20 +228,6 @@ static __device__ __forceinline__ void sm90a_store_matrices(uint32_t address, ui
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
-}
-
-static __device__ __forceinline__ uint4 sm90a_shared_load16(uint32_t address)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ float sm90a_shared_load(uint32_t address)
-{
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-    return v;
 }
 
 /* Brings the line of an address into the second cache. */
