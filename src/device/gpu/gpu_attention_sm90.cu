@@ -5,8 +5,9 @@
  *     sums^T   [latent][heads]   += tile^T [latent][64 keys] x weights^T         the same tile read across
  *
  * Entries come from their pages by bulk copies, one block of keys ahead, are turned into f16 and stored to one of two tiles (entries that
- * are no multiple of 16 bytes come through registers). When all chunks are done, each block of the cluster merges its part of the latent
- * from the shared memory of all of them. */
+ * are no multiple of 16 bytes come through registers). When all chunks are done, each block of the cluster sends the parts of its sums to
+ * the block that merges them. A cluster goes on to further rows; the loaders look up and ask for the first keys of the next row while the
+ * sums of this one are merged. */
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
@@ -20,24 +21,36 @@ template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct spl
     static constexpr bool BULK = DTYPE == GPU_KV_FP8 && ENTRY % 16 == 0; /* bf16 entries have no room */
     static constexpr int RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
     static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + HEADS * SM90_LINE_BYTES;
-    static constexpr int KEYS = RAW + (BULK ? SPLIT_LOADERS * SPLIT_UNITS * RAW_SLOT : 0), LARGEST = KEYS + CHUNK * 4;
+    static constexpr int LARGEST = RAW + (BULK ? SPLIT_LOADERS * SPLIT_UNITS * RAW_SLOT : 0);
+    static constexpr int LOOKUPS = CHUNK / (SPLIT_LOADERS * 32); /* keys of a chunk that a lane of a loader looks up */
     static constexpr int STATE = LARGEST + 2 * 4 * HEADS * 4, STATES = STATE + 2 * HEADS * 4;
-    static constexpr int BARRIERS = STATES + MOST_CHUNKS * 2 * HEADS * 4, CAME = BARRIERS + 4 * 8;
+    static constexpr int BARRIERS = STATES + MOST_CHUNKS * 2 * HEADS * 4, CAME = BARRIERS + 6 * 8;
     static constexpr int BYTES = CAME + SPLIT_LOADERS * 8 + 1024; /* 1024: to begin at a multiple of it */
     static constexpr int STEPS = LATENT / 16 + ROPE / 16;
     static_assert(BYTES <= 232448, "a block has no more shared memory");
     static_assert(ATTENTION_BLOCK == SPLIT_LOADERS * SPLIT_UNITS * ATTENTION_UNIT, "a warp of loaders has SPLIT_UNITS units of each block");
 };
 
-/* One row's chunk as a block sees it. */
+/* What a block knows of the launch. */
 struct split_task {
     uint32_t shared;   /* address of the block's shared memory */
     uint8_t *memory;   /* the same */
-    int row, chunk, keys, blocks; /* keys of this chunk, and blocks of 64 of them */
-    int chunks;        /* of this row that have keys */
-    int first_head;
+    int work, works, stride; /* (row, group of heads) pairs: this cluster's first, their number, how far the next one is */
+    int groups, first_head;
+    int chunk, chunks; /* the block's chunk of every row; blocks of the cluster */
     float c, margin;   /* weights are 2^(c score); see attention_raise */
 };
+
+/* Keys of the block's chunk of a row. */
+template <class S> static __device__ __forceinline__ int split_keys(const split_task &t, int count)
+{
+    return min(max(count - t.chunk * S::CHUNK, 0), S::CHUNK);
+}
+
+static __device__ __forceinline__ int blocks_of(int keys)
+{
+    return (keys + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK;
+}
 
 static __device__ __forceinline__ uint32_t full_barrier(uint32_t barriers, int stage)
 {
@@ -47,6 +60,17 @@ static __device__ __forceinline__ uint32_t full_barrier(uint32_t barriers, int s
 static __device__ __forceinline__ uint32_t empty_barrier(uint32_t barriers, int stage)
 {
     return barriers + 16 + (uint32_t)stage * 8;
+}
+
+static __device__ __forceinline__ uint32_t cluster_barrier(uint32_t barriers)
+{
+    return barriers + 32;
+}
+
+/* The sums of a row are merged; they lie where the tiles are. */
+static __device__ __forceinline__ uint32_t merged_barrier(uint32_t barriers)
+{
+    return barriers + 40;
 }
 
 static __device__ __forceinline__ int loader_warp(void)
@@ -60,93 +84,207 @@ static __device__ __forceinline__ int unit_key(int u)
     return (u * SPLIT_LOADERS + loader_warp()) * ATTENTION_UNIT;
 }
 
-/* Keys through registers: the loads of the next block are under way while this one is stored. */
-template <class S>
-static __device__ __forceinline__ void split_load_registers(const attention_keys &k, const split_task &t, const uint32_t *slots)
+/* Which key of the chunk entry e of a warp's list is: its units of one block after the other. */
+static __device__ __forceinline__ int list_key(int e)
 {
+    return e / (SPLIT_UNITS * ATTENTION_UNIT) * ATTENTION_BLOCK + unit_key(e / ATTENTION_UNIT % SPLIT_UNITS) + e % ATTENTION_UNIT;
+}
+
+/* The keys of a row that a warp of loaders brings, as they are looked up: each step needs what the one before has loaded, so a step is done
+ * per block of keys. Lane l has entries l, l + 32, ... of the list. */
+template <class S> struct split_lookup {
+    int row, step, keys, sequence;
+    const int32_t *table;
+    uint32_t slots[S::LOOKUPS]; /* positions, then slots: page id * 64 + token of the page */
+};
+
+enum { LOOKUP_STEPS = 4 };
+
+template <class S> static __device__ __forceinline__ void split_lookup_begin(split_lookup<S> *l, const split_task &t, int work)
+{
+    l->row = work / t.groups;
+    l->step = work < t.works ? 0 : LOOKUP_STEPS;
+    l->keys = 0;
+}
+
+template <class S>
+static __device__ __forceinline__ void split_lookup_step(split_lookup<S> *l, const gpu_attend_args &a, const split_task &t)
+{
+    const gpu_step *step = a.step;
     int lane = (int)threadIdx.x % 32;
-    uint32_t barriers = t.shared + S::BARRIERS;
-    attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
+    if (l->step == 0) {
+        l->keys = __ldg(a.selected_count + l->row);
+        l->sequence = __ldg(step->sequences + l->row);
+    } else if (l->step == 1) {
+        l->keys = split_keys<S>(t, l->keys);
+        l->table = step->tables + __ldg(step->table_first + l->sequence);
 #pragma unroll
-    for (int u = 0; u < SPLIT_UNITS; u++)
-        attention_unit_load(&units[u], &k, slots, unit_key(u), lane);
-    for (int j = 0; j < t.blocks; j++) {
-        int stage = j & 1;
-        if (j >= 2)
-            sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(j / 2 - 1) & 1u, 10 + stage);
-#pragma unroll
-        for (int u = 0; u < SPLIT_UNITS; u++) {
-            attention_unit_store(&units[u], t.shared + S::TILES + (uint32_t)stage * S::TILE, unit_key(u), lane);
-            if (j + 1 < t.blocks)
-                attention_unit_load(&units[u], &k, slots + (j + 1) * ATTENTION_BLOCK, unit_key(u), lane);
+        for (int i = 0; i < S::LOOKUPS; i++) {
+            int key = list_key(lane + 32 * i);
+            l->slots[i] = key < l->keys ? (uint32_t)__ldg(a.selected + (int64_t)l->row * a.topk + t.chunk * S::CHUNK + key) : 0;
         }
-        sm90a_fence_async();
-        sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
+    } else if (l->step == 2) {
+#pragma unroll
+        for (int i = 0; i < S::LOOKUPS; i++)
+            if (list_key(lane + 32 * i) < l->keys)
+                l->slots[i] = (uint32_t)__ldg(l->table + l->slots[i] / GPU_PAGE_TOKENS) * GPU_PAGE_TOKENS + l->slots[i] % GPU_PAGE_TOKENS;
     }
+    if (l->step < LOOKUP_STEPS)
+        l->step++;
+}
+
+template <class S>
+static __device__ __forceinline__ void split_lookup_end(split_lookup<S> *l, const gpu_attend_args &a, const split_task &t)
+{
+    while (l->step < LOOKUP_STEPS)
+        split_lookup_step<S>(l, a, t);
+}
+
+/* Slot of key i of the warp's list in a block, to every lane that asks with its own i. */
+template <class S> static __device__ __forceinline__ uint32_t split_slot(const split_lookup<S> &l, int block, int i)
+{
+    int e = block * SPLIT_UNITS * ATTENTION_UNIT + i;
+    uint32_t slot = 0;
+#pragma unroll
+    for (int r = 0; r < S::LOOKUPS; r++) {
+        uint32_t v = __shfl_sync(0xffffffffu, l.slots[r], e % 32);
+        slot = e / 32 == r ? v : slot;
+    }
+    return slot;
 }
 
 /* Asks for the warp's entries of a block: one lane each. */
 template <class S>
-static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const uint32_t *slots, int block)
+static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const split_lookup<S> &l, int block)
 {
-    int lane = (int)threadIdx.x % 32, u = lane / ATTENTION_UNIT, key = block * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT;
-    bool there = lane < SPLIT_UNITS * ATTENTION_UNIT && key < t.keys;
+    int lane = (int)threadIdx.x % 32, u = lane / ATTENTION_UNIT;
+    bool there = lane < SPLIT_UNITS * ATTENTION_UNIT && block * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT < l.keys;
     uint32_t came = t.shared + S::CAME + (uint32_t)loader_warp() * 8, all = __ballot_sync(0xffffffffu, there);
+    uint32_t slot = split_slot<S>(l, block, lane);
     if (lane == 0)
         sm90a_barrier_expect(came, (uint32_t)__popc(all) * S::ENTRY);
     __syncwarp();
     if (there)
         sm90a_bulk_load(t.shared + S::RAW +
                             (uint32_t)((loader_warp() * SPLIT_UNITS + u) * S::RAW_SLOT + lane % ATTENTION_UNIT * S::RAW_ENTRY),
-                        attention_entry<S::ENTRY>(&k, slots[key]), S::ENTRY, came);
+                        attention_entry<S::ENTRY>(&k, slot), S::ENTRY, came);
+}
+
+/* The warp's units of a block, from their slots in shared memory. */
+template <class S>
+static __device__ __forceinline__ void split_read(attention_unit<S::LATENT, S::ROPE, S::DTYPE> (&units)[SPLIT_UNITS], const split_task &t,
+                                                  const attention_places<S::LATENT, S::ROPE> &places, uint32_t phase)
+{
+    sm90a_barrier_wait(t.shared + S::CAME + (uint32_t)loader_warp() * 8, phase, 20);
+#pragma unroll
+    for (int u = 0; u < SPLIT_UNITS; u++)
+        attention_unit_read(&units[u], t.memory + S::RAW + (loader_warp() * SPLIT_UNITS + u) * S::RAW_SLOT, places);
+}
+
+/* Waits until tile `number` of all the block's tiles may be filled. */
+template <class S> static __device__ __forceinline__ uint8_t *split_free_tile(const split_task &t, int number)
+{
+    int stage = number & 1;
+    if (number >= 2)
+        sm90a_barrier_wait(empty_barrier(t.shared + S::BARRIERS, stage), (uint32_t)(number / 2 - 1) & 1u, 10 + stage);
+    return t.memory + S::TILES + stage * S::TILE;
+}
+
+/* Waits until the row before is merged; called once per row, `turn` counts them. */
+template <class S> static __device__ __forceinline__ void split_wait_merged(const split_task &t, int turn)
+{
+    if (turn > 0)
+        sm90a_barrier_wait(merged_barrier(t.shared + S::BARRIERS), (uint32_t)(turn - 1) & 1u, 40);
+}
+
+template <class S> static __device__ __forceinline__ void split_tile_full(const split_task &t, int number)
+{
+    sm90a_fence_async();
+    sm90a_barrier_arrive_warp(full_barrier(t.shared + S::BARRIERS, number & 1));
 }
 
 /* Keys by bulk copies: they are asked for one block ahead, as soon as the entries before them are in registers. */
 template <class S>
-static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const split_task &t, const uint32_t *slots)
+static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const gpu_attend_args &a, const split_task &t)
 {
-    int lane = (int)threadIdx.x % 32;
-    uint32_t barriers = t.shared + S::BARRIERS, came = t.shared + S::CAME + (uint32_t)loader_warp() * 8;
-    const uint8_t *raw = t.memory + S::RAW + loader_warp() * SPLIT_UNITS * S::RAW_SLOT;
+    int lane = (int)threadIdx.x % 32, number = 0, turn = 0;
     attention_places<S::LATENT, S::ROPE> places = attention_places_of<S::LATENT, S::ROPE, S::ENTRY>(unit_key(0), lane);
-    split_request<S>(k, t, slots, 0);
-    for (int j = 0; j < t.blocks; j++) {
-        int stage = j & 1, left = t.keys - j * ATTENTION_BLOCK;
-        attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
-        sm90a_barrier_wait(came, (uint32_t)j & 1u, 20);
+    split_lookup<S> now, next;
+    split_lookup_begin<S>(&now, t, t.work);
+    split_lookup_end<S>(&now, a, t);
+    if (now.keys > 0)
+        split_request<S>(k, t, now, 0);
+    for (int work = t.work; work < t.works; work += t.stride) {
+        split_lookup_begin<S>(&next, t, work + t.stride);
+        for (int j = 0; j < blocks_of(now.keys); j++, number++) {
+            attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
+            int left = now.keys - j * ATTENTION_BLOCK;
+            split_read<S>(units, t, places, (uint32_t)number & 1u);
+            if (left > ATTENTION_BLOCK) {
+                split_request<S>(k, t, now, j + 1);
+                split_lookup_step<S>(&next, a, t);
+            } else {
+                split_lookup_end<S>(&next, a, t);
+                if (next.keys > 0)
+                    split_request<S>(k, t, next, 0);
+            }
+            if (left < ATTENTION_BLOCK)
 #pragma unroll
-        for (int u = 0; u < SPLIT_UNITS; u++)
-            attention_unit_read(&units[u], raw + u * S::RAW_SLOT, places);
-        if (j + 1 < t.blocks) {
-            split_request<S>(k, t, slots, j + 1);
-        } else if (left < ATTENTION_BLOCK) {
+                for (int u = 0; u < SPLIT_UNITS; u++)
+                    attention_unit_clear(&units[u], left - unit_key(u), lane);
+            if (j == 0)
+                split_wait_merged<S>(t, turn);
+            uint8_t *tile = split_free_tile<S>(t, number);
+#pragma unroll
+            for (int u = 0; u < SPLIT_UNITS; u++) /* a multiple of 8 lines further: the same swizzle */
+                attention_unit_put(&units[u], tile + u * SPLIT_LOADERS * ATTENTION_UNIT * SM90_LINE_BYTES, places);
+            split_tile_full<S>(t, number);
+        }
+        if (now.keys == 0) {
+            split_lookup_end<S>(&next, a, t);
+            if (next.keys > 0)
+                split_request<S>(k, t, next, 0);
+            split_wait_merged<S>(t, turn);
+        }
+        turn++;
+        now = next;
+    }
+}
+
+/* Keys through registers, for entries that bulk copies cannot bring. */
+template <class S>
+static __device__ __forceinline__ void split_load_registers(const attention_keys &k, const gpu_attend_args &a, const split_task &t)
+{
+    int lane = (int)threadIdx.x % 32, number = 0, turn = 0;
+    for (int work = t.work; work < t.works; work += t.stride, turn++) {
+        split_lookup<S> now;
+        split_lookup_begin<S>(&now, t, work);
+        split_lookup_end<S>(&now, a, t);
+        split_wait_merged<S>(t, turn);
+        for (int j = 0; j < blocks_of(now.keys); j++, number++) {
+            attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
+#pragma unroll
+            for (int u = 0; u < SPLIT_UNITS; u++) {
+                uint32_t slot = split_slot<S>(now, j, u * ATTENTION_UNIT + lane % ATTENTION_UNIT);
+                slot = j * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT < now.keys ? slot : (uint32_t)ATTENTION_NO_SLOT;
+                attention_unit_load(&units[u], &k, slot, lane);
+            }
+            uint32_t tile = sm90a_shared(split_free_tile<S>(t, number));
 #pragma unroll
             for (int u = 0; u < SPLIT_UNITS; u++)
-                attention_unit_clear(&units[u], left - unit_key(u), lane);
+                attention_unit_store(&units[u], tile, unit_key(u), lane);
+            split_tile_full<S>(t, number);
         }
-        if (j >= 2)
-            sm90a_barrier_wait(empty_barrier(barriers, stage), (uint32_t)(j / 2 - 1) & 1u, 10 + stage);
-#pragma unroll
-        for (int u = 0; u < SPLIT_UNITS; u++) /* a multiple of 8 lines further: the same swizzle */
-            attention_unit_put(&units[u], t.memory + S::TILES + stage * S::TILE + u * SPLIT_LOADERS * ATTENTION_UNIT * SM90_LINE_BYTES,
-                               places);
-        sm90a_fence_async();
-        sm90a_barrier_arrive_warp(full_barrier(barriers, stage));
     }
 }
 
 template <class S> static __device__ __forceinline__ void split_load(const gpu_attend_args &a, const split_task &t)
 {
-    const gpu_step *step = a.step;
-    attention_keys k = {step->pages + a.cache.latent_offset, a.cache.page_bytes};
-    uint32_t *slots = (uint32_t *)(t.memory + S::KEYS);
-    attention_slots(slots, a.selected + (int64_t)t.row * a.topk + t.chunk * S::CHUNK, t.keys,
-                    step->tables + step->table_first[step->sequences[t.row]], (int)threadIdx.x - PRODUCTS, SPLIT_LOADERS * 32);
-    sm90a_sync(SYNC_LOADERS, SPLIT_LOADERS * 32);
+    attention_keys k = {a.step->pages + a.cache.latent_offset, a.cache.page_bytes};
     if constexpr (S::BULK)
-        split_load_bulk<S>(k, t, slots);
+        split_load_bulk<S>(k, a, t);
     else
-        split_load_registers<S>(k, t, slots);
+        split_load_registers<S>(k, a, t);
 }
 
 /* What a thread of the products keeps: for each of its columns (heads 8n + 2 (t % 4) + e: column 2n + e). */
@@ -163,20 +301,20 @@ template <class S> static __device__ __forceinline__ void split_scores(float (&s
                                            sm90_tile_at(queries, (uint32_t)(i / 4) * S::Q_PANEL + (uint32_t)(i % 4) * 32), i > 0);
 }
 
-/* Largest score of each column over the 64 keys; keys behind the last one are taken out. */
+/* Largest score of each column over the 64 keys; those from key `left` on are taken out. */
 template <class S>
-static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], const split_task &t, int block,
+static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], const split_task &t, int block, int left,
                                                      float (&largest)[S::HEADS / 4])
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, left = t.keys - block * ATTENTION_BLOCK, key = warp * 16 + lane / 4;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, key = warp * 16 + lane / 4;
     float *shared = (float *)(t.memory + S::LARGEST) + (block & 1) * 4 * S::HEADS;
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         int at = i / 2 * 4 + i % 2;
-        if (key >= left)
-            s[at] = -INFINITY;
-        if (key + 8 >= left)
-            s[at + 2] = -INFINITY;
+        if (left < ATTENTION_BLOCK) {
+            s[at] = key >= left ? -INFINITY : s[at];
+            s[at + 2] = key + 8 >= left ? -INFINITY : s[at + 2];
+        }
         float most = fmaxf(s[at], s[at + 2]);
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
@@ -195,12 +333,13 @@ static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], c
 
 /* Weights of a block's keys, to shared memory as [heads][64 keys] f16, and to the sums. */
 template <class S>
-static __device__ __forceinline__ void split_weights(float (&s)[S::HEADS / 2], const split_task &t, int block, split_state<S::HEADS> &state)
+static __device__ __forceinline__ void split_weights(float (&s)[S::HEADS / 2], const split_task &t, int block, int left,
+                                                     split_state<S::HEADS> &state)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     uint32_t weights = t.shared + S::WEIGHTS, in_piece = (uint32_t)lane / 4 * 2;
     float largest[S::HEADS / 4];
-    split_largest<S>(s, t, block, largest);
+    split_largest<S>(s, t, block, left, largest);
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         int at = i / 2 * 4 + i % 2;
@@ -268,41 +407,48 @@ template <class S> static __device__ __forceinline__ void split_publish_state(co
             __fadd_rn(__fadd_rn(parts[h], parts[S::HEADS + h]), __fadd_rn(parts[2 * S::HEADS + h], parts[3 * S::HEADS + h]));
 }
 
+/* The chunk of one row. number: tiles so far, of all rows. */
 template <class S>
-static __device__ __forceinline__ void split_multiply(const gpu_attend_args &a, const split_task &t, float (&sums)[S::PANELS][S::HEADS / 2])
+static __device__ __forceinline__ void split_multiply(const split_task &t, int keys, int number, float (&sums)[S::PANELS][S::HEADS / 2])
 {
     float s[S::HEADS / 2];
     split_state<S::HEADS> state;
-    uint32_t barriers = t.shared + S::BARRIERS, weights = t.shared + S::WEIGHTS;
-    int64_t head = (int64_t)t.row * a.heads + t.first_head;
-    attention_queries<S::LATENT, S::ROPE, S::HEADS, S::PANELS / 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
-                                                                  a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
-    sm90a_fence_async();
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+    uint32_t barriers = t.shared + S::BARRIERS;
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         state.reference[i] = -INFINITY;
         state.sum[i] = 0.0f;
     }
-    for (int j = 0; j < t.blocks; j++) {
-        int stage = j & 1;
+    for (int left = keys; left > 0; left -= ATTENTION_BLOCK, number++) {
+        int stage = number & 1;
         uint32_t tile = t.shared + S::TILES + (uint32_t)stage * S::TILE;
-        sm90a_barrier_wait(full_barrier(barriers, stage), (uint32_t)(j / 2) & 1u, stage);
+        sm90a_barrier_wait(full_barrier(barriers, stage), (uint32_t)(number / 2) & 1u, stage);
         sm90a_product_begin();
         split_scores<S>(s, t.shared + S::Q, tile);
         sm90a_product_commit();
         sm90a_product_wait<0>();
-        split_weights<S>(s, t, j, state);
+        split_weights<S>(s, t, number, left, state);
         split_rescale<S>(sums, state);
         sm90a_fence_async();
         sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
         sm90a_product_begin();
-        split_values<S>(sums, tile, weights);
+        split_values<S>(sums, tile, t.shared + S::WEIGHTS);
         sm90a_product_commit();
         sm90a_product_wait<0>();
         sm90a_barrier_arrive_warp(empty_barrier(barriers, stage));
     }
     split_publish_state<S>(t, state);
+}
+
+/* All threads of the products of all blocks of the cluster meet: what they wrote before, each sees after. turn counts the meetings. */
+template <class S> static __device__ __forceinline__ void split_meet(const split_task &t, int turn)
+{
+    uint32_t barrier = cluster_barrier(t.shared + S::BARRIERS);
+    sm90a_cluster_fence();
+    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+    if ((int)threadIdx.x < t.chunks)
+        sm90a_cluster_arrive(sm90a_cluster_address(barrier, threadIdx.x));
+    sm90a_cluster_wait(barrier, (uint32_t)turn & 1u, 30);
 }
 
 /* Which block of the cluster merges a panel, and where it finds the sums of a chunk: [chunk][its panels][heads / 8][thread] of 4. */
@@ -314,9 +460,9 @@ template <class S> static __device__ __forceinline__ uint32_t split_place(int ch
 
 /* Sends the chunk's sums to the blocks that merge them, and its state to all; the tiles of all blocks are free by now. */
 template <class S>
-static __device__ __forceinline__ void split_send(const split_task &t, const float (&sums)[S::PANELS][S::HEADS / 2], int chunks)
+static __device__ __forceinline__ void split_send(const split_task &t, const float (&sums)[S::PANELS][S::HEADS / 2])
 {
-    int thread = (int)threadIdx.x;
+    int thread = (int)threadIdx.x, chunks = t.chunks;
 #pragma unroll
     for (int p = 0; p < S::PANELS; p++) {
         uint32_t there = sm90a_cluster_address(t.shared, (uint32_t)(p % chunks));
@@ -332,54 +478,78 @@ static __device__ __forceinline__ void split_send(const split_task &t, const flo
                             state[i % (2 * S::HEADS)]);
 }
 
-/* Merges the block's panels from its own memory, by all its threads, and writes the result. */
-template <class S> static __device__ __forceinline__ void split_merge(const gpu_attend_args &a, const split_task &t, int chunks)
+/* Merges the block's panels from its own memory and writes the result. full: chunks of the row that have keys. */
+template <class S> static __device__ __forceinline__ void split_merge(const split_task &t, int full, float *out)
 {
-    float *out = a.out + ((int64_t)t.row * a.heads + t.first_head) * S::LATENT;
-    for (int i = (int)threadIdx.x; i < (S::PANELS + chunks - 1 - t.chunk) / chunks * (S::HEADS / 8) * PRODUCTS; i += SPLIT_THREADS) {
-        int thread = i % PRODUCTS, n = i / PRODUCTS % (S::HEADS / 8), panel = i / PRODUCTS / (S::HEADS / 8) * chunks + t.chunk;
-        int column = n * 8 + thread % 4 * 2;
-        attention_merge m[2] = {};
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int chunk = 0; chunk < t.chunks; chunk++) {
-            float4 next = *(const float4 *)(t.memory + split_place<S>(chunk, chunks, panel, n, thread));
-            const float *state = (const float *)(t.memory + S::STATES) + chunk * 2 * S::HEADS + column;
-            if (chunk == 0) {
-                m[0] = {state[0], state[S::HEADS], 0.0f, 1.0f};
-                m[1] = {state[1], state[S::HEADS + 1], 0.0f, 1.0f};
-                sum = next;
-            } else {
-                attention_merge_next(&m[0], state[0], state[S::HEADS], t.c);
-                attention_merge_next(&m[1], state[1], state[S::HEADS + 1], t.c);
-                sum = make_float4(attention_merged(sum.x, next.x, &m[0]), attention_merged(sum.y, next.y, &m[1]),
-                                  attention_merged(sum.z, next.z, &m[0]), attention_merged(sum.w, next.w, &m[1]));
+    int thread = (int)threadIdx.x;
+    for (int panel = t.chunk; panel < S::PANELS; panel += t.chunks)
+#pragma unroll
+        for (int n = 0; n < S::HEADS / 8; n++) {
+            int column = n * 8 + thread % 4 * 2;
+            attention_merge m[2] = {};
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int chunk = 0; chunk < full; chunk++) {
+                float4 next = *(const float4 *)(t.memory + split_place<S>(chunk, t.chunks, panel, n, thread));
+                const float *state = (const float *)(t.memory + S::STATES) + chunk * 2 * S::HEADS + column;
+                if (chunk == 0) {
+                    m[0] = {state[0], state[S::HEADS], 0.0f, 1.0f};
+                    m[1] = {state[1], state[S::HEADS + 1], 0.0f, 1.0f};
+                    sum = next;
+                } else {
+                    attention_merge_next(&m[0], state[0], state[S::HEADS], t.c);
+                    attention_merge_next(&m[1], state[1], state[S::HEADS + 1], t.c);
+                    sum = make_float4(attention_merged(sum.x, next.x, &m[0]), attention_merged(sum.y, next.y, &m[1]),
+                                      attention_merged(sum.z, next.z, &m[0]), attention_merged(sum.w, next.w, &m[1]));
+                }
             }
+            float *to = out + column * S::LATENT + panel * 64 + thread / 32 * 16 + thread % 32 / 4;
+            float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
+            to[0] = __fmul_rn(sum.x, scale[0]);
+            to[S::LATENT] = __fmul_rn(sum.y, scale[1]);
+            to[8] = __fmul_rn(sum.z, scale[0]);
+            to[S::LATENT + 8] = __fmul_rn(sum.w, scale[1]);
         }
-        float *to = out + column * S::LATENT + panel * 64 + thread / 32 * 16 + thread % 32 / 4;
-        float scale[2] = {__frcp_rn(m[0].sum), __frcp_rn(m[1].sum)};
-        to[0] = __fmul_rn(sum.x, scale[0]);
-        to[S::LATENT] = __fmul_rn(sum.y, scale[1]);
-        to[8] = __fmul_rn(sum.z, scale[0]);
-        to[S::LATENT + 8] = __fmul_rn(sum.w, scale[1]);
+}
+
+template <class S> static __device__ __forceinline__ void split_products(const gpu_attend_args &a, const split_task &t)
+{
+    int number = 0, turn = 0;
+    for (int work = t.work; work < t.works; work += t.stride) {
+        int row = work / t.groups, count = a.selected_count[row], keys = split_keys<S>(t, count);
+        int64_t head = (int64_t)row * a.heads + t.first_head + work % t.groups * S::HEADS;
+        float sums[S::PANELS][S::HEADS / 2] = {};
+        if (keys > 0) {
+            attention_queries<S::LATENT, S::ROPE, S::HEADS, S::PANELS / 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
+                                                                          a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
+            sm90a_fence_async();
+            sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+            split_multiply<S>(t, keys, number, sums);
+            number += blocks_of(keys);
+        }
+        split_meet<S>(t, turn++);
+        if (keys > 0)
+            split_send<S>(t, sums);
+        split_meet<S>(t, turn++);
+        split_merge<S>(t, (count + S::CHUNK - 1) / S::CHUNK, a.out + head * S::LATENT);
+        sm90a_barrier_arrive_warp(merged_barrier(t.shared + S::BARRIERS));
     }
 }
 
 template <class S>
-__global__ void __launch_bounds__(SPLIT_THREADS, 1) attention_split(const __grid_constant__ gpu_attend_args a, int first_head, int chunks)
+__global__ void __launch_bounds__(SPLIT_THREADS, 1)
+    attention_split(const __grid_constant__ gpu_attend_args a, int first_head, int groups, int chunks)
 {
     extern __shared__ uint8_t raw[];
     split_task t;
     t.memory = raw + ((1024 - (sm90a_shared(raw) & 1023u)) & 1023u);
     t.shared = sm90a_shared(t.memory);
-    t.row = (int)blockIdx.x / chunks;
+    t.work = (int)blockIdx.x / chunks;
+    t.works = a.step->rows * groups;
+    t.stride = (int)gridDim.x / chunks;
+    t.groups = groups;
+    t.first_head = first_head;
     t.chunk = (int)sm90a_cluster_rank();
-    t.first_head = first_head + (int)blockIdx.y * S::HEADS;
-    if (t.row >= a.step->rows)
-        return;
-    int count = a.selected_count[t.row];
-    t.chunks = (count + S::CHUNK - 1) / S::CHUNK;
-    t.keys = min(max(count - t.chunk * S::CHUNK, 0), S::CHUNK);
-    t.blocks = (t.keys + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK;
+    t.chunks = chunks;
     t.c = a.scale * 1.44269504088896340736f;
     t.margin = 8.0f / t.c;
     if (threadIdx.x == 0) {
@@ -387,30 +557,33 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) attention_split(const __grid
             sm90a_barrier_init(full_barrier(t.shared + S::BARRIERS, i), SPLIT_LOADERS);
             sm90a_barrier_init(empty_barrier(t.shared + S::BARRIERS, i), PRODUCTS / 32);
         }
+        sm90a_barrier_init(cluster_barrier(t.shared + S::BARRIERS), (uint32_t)chunks);
+        sm90a_barrier_init(merged_barrier(t.shared + S::BARRIERS), PRODUCTS / 32);
         for (int i = 0; i < SPLIT_LOADERS; i++)
             sm90a_barrier_init(t.shared + (uint32_t)(S::CAME + i * 8), 1);
         sm90a_barrier_init_done();
         sm90a_fence_async();
     }
-    __syncthreads();
+    sm90a_cluster_sync(); /* the others' barriers are there too */
     if (threadIdx.x >= PRODUCTS) {
         sm90a_registers_fewer<152>();
-        if (t.blocks > 0)
-            split_load<S>(a, t);
+        split_load<S>(a, t);
         sm90a_cluster_sync();
-        sm90a_cluster_sync();
-        split_merge<S>(a, t, chunks);
     } else {
         sm90a_registers_more<200>();
-        float sums[S::PANELS][S::HEADS / 2] = {};
-        if (t.blocks > 0)
-            split_multiply<S>(a, t, sums);
-        sm90a_cluster_sync();
-        if (t.blocks > 0)
-            split_send<S>(t, sums, chunks);
-        sm90a_cluster_sync();
-        split_merge<S>(a, t, chunks);
+        split_products<S>(a, t);
+        sm90a_cluster_sync(); /* nobody leaves while another may still send to it */
     }
+}
+
+/* Clusters that run at the same time. */
+template <class S> static int split_clusters(const cudaLaunchConfig_t *launch)
+{
+    static int known[MOST_CHUNKS + 1];
+    int chunks = (int)launch->attrs[0].val.clusterDim.x;
+    if (known[chunks] == 0 && cudaOccupancyMaxActiveClusters(&known[chunks], attention_split<S>, launch) != cudaSuccess)
+        known[chunks] = 1;
+    return known[chunks];
 }
 
 template <class S> static void split_launch(const gpu_attend_args *a, int first_head, int groups, int rows, gpu_stream stream)
@@ -418,16 +591,18 @@ template <class S> static void split_launch(const gpu_attend_args *a, int first_
     int chunks = (a->topk + S::CHUNK - 1) / S::CHUNK;
     cudaFuncSetAttribute(attention_split<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
     cudaLaunchConfig_t launch = {};
-    launch.gridDim = dim3((unsigned)(rows * chunks), (unsigned)groups);
-    launch.blockDim = dim3(SPLIT_THREADS);
-    launch.dynamicSmemBytes = S::BYTES;
-    launch.stream = stream;
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {(unsigned)chunks, 1, 1};
     launch.attrs = &cluster;
     launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, attention_split<S>, *a, first_head, chunks);
+    launch.gridDim = dim3((unsigned)chunks);
+    launch.blockDim = dim3(SPLIT_THREADS);
+    launch.dynamicSmemBytes = S::BYTES;
+    launch.stream = stream;
+    int clusters = split_clusters<S>(&launch), works = rows * groups;
+    launch.gridDim = dim3((unsigned)((works < clusters ? works : clusters) * chunks));
+    cudaLaunchKernelEx(&launch, attention_split<S>, *a, first_head, groups, chunks);
 }
 
 /* Groups of 16 heads, and one of 8 where they are no multiple of 16. */

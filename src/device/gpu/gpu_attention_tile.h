@@ -88,17 +88,17 @@ template <int ENTRY> static __device__ __forceinline__ const uint8_t *attention_
     return k->entries + (int64_t)(slot >> 6) * k->page_bytes + (slot & 63u) * (uint32_t)ENTRY;
 }
 
-/* Begins to load keys first .. first + 3 of a block; absent keys are zeros. slots: of the block. */
+/* Begins to load 4 keys; absent ones are zeros. slot: that of key lane % 4. */
 template <int LATENT, int ROPE, int DTYPE>
 static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT, ROPE, DTYPE> *u, const attention_keys *k,
-                                                           const uint32_t *slots, int first, int lane)
+                                                           uint32_t slot_of, int lane)
 {
     typedef attention_unit<LATENT, ROPE, DTYPE> unit;
     const uint4 zeros = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < unit::PIECES; i++) {
         attention_piece p = attention_piece_at(i, lane, unit::PANELS);
-        uint32_t slot = slots[first + p.key];
+        uint32_t slot = __shfl_sync(0xffffffffu, slot_of, p.key);
         const uint8_t *entry = attention_entry<unit::ENTRY>(k, slot);
         bool there = slot != ATTENTION_NO_SLOT;
         if (DTYPE == GPU_KV_FP8) {
@@ -110,8 +110,8 @@ static __device__ __forceinline__ void attention_unit_load(attention_unit<LATENT
             u->codes[i][unit::WORDS - 1] = there ? attention_read16<unit::ALIGNED>(at + 16) : zeros;
         }
     }
+    uint32_t slot = __shfl_sync(0xffffffffu, slot_of, lane / unit::ROPE_PIECES % ATTENTION_UNIT);
     if (lane < ATTENTION_UNIT * unit::ROPE_PIECES) {
-        uint32_t slot = slots[first + lane / unit::ROPE_PIECES];
         const uint8_t *rope = attention_entry<unit::ENTRY>(k, slot) + unit::ENTRY - ROPE * 2 + lane % unit::ROPE_PIECES * 16;
         u->rope = slot != ATTENTION_NO_SLOT ? attention_read16<unit::ALIGNED>(rope) : zeros;
     }
@@ -254,21 +254,6 @@ static __device__ __forceinline__ void attention_unit_put(const attention_unit<L
     }
     if (ROPE == 64 || (int)threadIdx.x % 32 < ATTENTION_UNIT * (ROPE / 8))
         *(uint4 *)(tile + l.rope_to) = attention_from_bf16(u->rope);
-}
-
-/* Slots of a chunk's keys: page id * 64 + token of the page; those behind the last key are absent. */
-static __device__ __forceinline__ void attention_slots(uint32_t *slots, const int32_t *selected, int count, const int32_t *table,
-                                                       int thread, int threads)
-{
-    int padded = (count + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK * ATTENTION_BLOCK;
-    for (int i = thread; i < padded; i += threads) {
-        uint32_t slot = ATTENTION_NO_SLOT;
-        if (i < count) {
-            int32_t position = __ldg(selected + i);
-            slot = (uint32_t)__ldg(table + position / GPU_PAGE_TOKENS) * GPU_PAGE_TOKENS + (uint32_t)(position % GPU_PAGE_TOKENS);
-        }
-        slots[i] = slot;
-    }
 }
 
 /* ---- queries ---- */

@@ -137,6 +137,32 @@ static __device__ __forceinline__ uint32_t sm90a_cluster_address(uint32_t addres
     return there;
 }
 
+/* What this thread and those it met wrote is seen by the cluster before what it writes next. */
+static __device__ __forceinline__ void sm90a_cluster_fence(void)
+{
+    asm volatile("fence.acq_rel.cluster;" ::: "memory");
+}
+
+/* Arrives at a barrier of any block of the cluster. */
+static __device__ __forceinline__ void sm90a_cluster_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Waits for the phase of this parity of a barrier at which other blocks of the cluster arrive. */
+static __device__ __forceinline__ void sm90a_cluster_wait(uint32_t barrier, uint32_t parity, int what)
+{
+    long long begin = clock64();
+    for (uint32_t done = 0; !done;) {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+        if (!done && clock64() - begin > SM90_ATTENTION_WAIT_CLOCKS)
+            sm90a_stuck(what);
+    }
+}
+
 static __device__ __forceinline__ void sm90a_cluster_store(uint32_t address, float v)
 {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
