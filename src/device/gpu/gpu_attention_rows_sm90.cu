@@ -21,11 +21,11 @@ enum {
     ROWS_FACTORS = ROWS_TILES + 2 * ROWS_TILE,
     ROWS_STATE = ROWS_FACTORS + 2 * ROWS_HEADS * 4,
     ROWS_BARRIERS = ROWS_STATE + 2 * ROWS_HEADS * 4,
-    ROWS_BYTES = ROWS_BARRIERS + 8 * 8 + 1024
+    ROWS_BYTES = ROWS_BARRIERS + 9 * 8 + 1024
 };
 
-/* Barriers: tile is filled [2], tile is free [2], weights are there [2], state of a chunk is there, state was read. */
-enum { FULL, EMPTY = 2, WEIGHED = 4, STATED = 6, STATE_READ = 7 };
+/* Barriers: tile is filled [2], tile is free [2], weights are there [2], state of a chunk is there, state was read, queries are there. */
+enum { FULL, EMPTY = 2, WEIGHED = 4, STATED = 6, STATE_READ = 7, ASKED = 8 };
 
 /* What all groups know; each walks over the same rows, chunks and blocks. */
 struct rows_task {
@@ -102,8 +102,8 @@ static __device__ __forceinline__ void rows_prefetch_queries(const gpu_attend_ar
 
 static __device__ __forceinline__ void rows_keys(const gpu_attend_args &a, rows_task &t, const uint8_t *staged)
 {
-    int positions[KEYS_EACH];
-    for (; t.work < t.works; t.work += (int)gridDim.x) {
+    int positions[KEYS_EACH], turn = 0;
+    for (; t.work < t.works; t.work += (int)gridDim.x, turn++) {
         rows_prefetch_queries(a, t, t.work + (int)gridDim.x);
         int row = t.work / t.groups, count = a.selected_count[row];
         const int32_t *selected = a.selected + (int64_t)row * a.topk;
@@ -114,12 +114,16 @@ static __device__ __forceinline__ void rows_keys(const gpu_attend_args &a, rows_
             rows_positions(next, selected + done + ATTENTION_BLOCK, count - done - ATTENTION_BLOCK);
             if (t.block >= 2)
                 sm90a_barrier_wait(rows_barrier(t, EMPTY + stage), rows_phase(t.block) ^ 1u, 20 + stage);
+            if (done == ATTENTION_BLOCK) /* the second block waits until the queries are read: they are needed before it */
+                sm90a_barrier_wait(rows_barrier(t, ASKED), (uint32_t)turn & 1u, 22);
             rows_copy_block(entries, positions, t.shared + ROWS_TILES + (uint32_t)stage * ROWS_TILE);
             sm90a_barrier_arrive_copies(rows_barrier(t, FULL + stage));
 #pragma unroll
             for (int i = 0; i < KEYS_EACH; i++)
                 positions[i] = next[i];
         }
+        if (count <= ATTENTION_BLOCK)
+            sm90a_barrier_wait(rows_barrier(t, ASKED), (uint32_t)turn & 1u, 23);
     }
 }
 
@@ -130,24 +134,32 @@ struct rows_state {
     float reference[2], sum[2][4];
 };
 
+/* The largest score of each of the thread's two heads. */
+static __device__ __forceinline__ void rows_largest(const float (&s)[32], float (&largest)[2])
+{
+#pragma unroll
+    for (int line = 0; line < 2; line++) {
+        float most[2] = {s[2 * line], s[2 * line + 1]};
+#pragma unroll
+        for (int n = 1; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                most[e] = fmaxf(most[e], s[4 * n + 2 * line + e]);
+        largest[line] = fmaxf(most[0], most[1]);
+    }
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+        for (int line = 0; line < 2; line++)
+            largest[line] = fmaxf(largest[line], __shfl_xor_sync(0xffffffffu, largest[line], step));
+}
+
 /* Weights of a block for one of the thread's two heads: scores s[4n + 2 line + e], packed[n] receives the weights of keys 8n + 2q and the
  * next. */
-static __device__ __forceinline__ void rows_weights(const float (&s)[32], int line, const rows_task &t, int block, rows_state &state,
+static __device__ __forceinline__ void rows_weights(const float (&s)[32], int line, const rows_task &t, float factor, rows_state &state,
                                                     uint32_t (&packed)[8])
 {
-    int thread = (int)threadIdx.x, lane = thread % 32, head = thread / 32 * 16 + lane / 4 + line * 8;
-    float most[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            most[e] = fmaxf(most[e], s[4 * n + 2 * line + e]);
-    float largest = fmaxf(most[0], most[1]);
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    float factor = attention_raise(&state.reference[line], largest, t.c, t.margin), c_reference = __fmul_rn(state.reference[line], t.c);
-    if (lane % 4 == 0)
-        ((float *)(t.memory + ROWS_FACTORS))[(block & 1) * ROWS_HEADS + head] = factor;
+    float c_reference = __fmul_rn(state.reference[line], t.c);
 #pragma unroll
     for (int w = 0; w < 4; w++) {
         float weight[2][2]; /* keys 16w + 8i + 2q + e */
@@ -189,15 +201,22 @@ static __device__ __forceinline__ void rows_block_weights(float (&s)[32], const 
         for (int i = 0; i < 32; i++)
             if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= left)
                 s[i] = -INFINITY;
+    float largest[2];
+    uint32_t packed[2][8];
+    rows_largest(s, largest);
 #pragma unroll
     for (int line = 0; line < 2; line++) {
-        uint32_t packed[8];
-        rows_weights(s, line, t, block, state, packed);
+        float factor = attention_raise(&state.reference[line], largest[line], t.c, t.margin);
+        if (lane % 4 == 0)
+            ((float *)(t.memory + ROWS_FACTORS))[(block & 1) * ROWS_HEADS + warp * 16 + line * 8 + lane / 4] = factor;
+        rows_weights(s, line, t, factor, state, packed[line]);
+    }
+#pragma unroll
+    for (int line = 0; line < 2; line++)
 #pragma unroll
         for (int n = 0; n < 8; n += 4)
-            sm90a_store_matrices(panel + sm90_piece((uint32_t)(warp * 16 + line * 8 + lane % 8), (uint32_t)(n + lane / 8)), packed[n],
-                                 packed[n + 1], packed[n + 2], packed[n + 3]);
-    }
+            sm90a_store_matrices(panel + sm90_piece((uint32_t)(warp * 16 + line * 8 + lane % 8), (uint32_t)(n + lane / 8)), packed[line][n],
+                                 packed[line][n + 1], packed[line][n + 2], packed[line][n + 3]);
     sm90a_fence_async();
     sm90a_barrier_arrive_warp(rows_barrier(t, WEIGHED + (block & 1)));
 }
@@ -268,6 +287,7 @@ template <int CHUNK> static __device__ __forceinline__ void rows_scores(const gp
         attention_queries<ROWS_LATENT, ROWS_ROPE, ROWS_HEADS, 2>(t.shared + ROWS_Q, a.q_absorbed + head * ROWS_LATENT,
                                                                  a.q + head * (a.nope + ROWS_ROPE) + a.nope, a.nope + ROWS_ROPE);
         sm90a_fence_async();
+        sm90a_barrier_arrive_warp(rows_barrier(t, ASKED));
         sm90a_sync(SYNC_SCORES, ROWS_GROUP);
         rows_row_scores<CHUNK>(t, a.selected_count[row]);
     }
@@ -384,6 +404,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1)
             sm90a_barrier_init(rows_barrier(t, WEIGHED + i), 4);
         }
         sm90a_barrier_init(rows_barrier(t, STATED), 4);
+        sm90a_barrier_init(rows_barrier(t, ASKED), 4);
         sm90a_barrier_init(rows_barrier(t, STATE_READ), 8);
         sm90a_barrier_init_done();
     }

@@ -1,6 +1,6 @@
 /* Sparse MLA attention, a cluster of blocks per row ("split" of gpu_attention.h).
  *
- *     block = 1 warpgroup of products + 2 warpgroups that bring keys; it has one chunk of the row's selected keys
+ *     block = 1 warpgroup of scores and softmax, 2 of values (half of the latent each), 4 that bring keys; it has one chunk of the keys
  *     scores^T [64 keys][heads]   = tile [64 keys][latent + rope] x q^T          tile read by line
  *     sums^T   [latent][heads]   += tile^T [latent][64 keys] x weights^T         the same tile read across
  *
@@ -11,20 +11,23 @@
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
-enum { SPLIT_THREADS = 384, SPLIT_LOADERS = 8, SPLIT_UNITS = 2, PRODUCTS = 128, SYNC_PRODUCTS = 1, SYNC_LOADERS = 2, MOST_CHUNKS = 8 };
+enum { SPLIT_THREADS = 896, SPLIT_LOADERS = 16, SPLIT_UNITS = 1, GROUP = 128, MEETING = 3 * GROUP, MOST_CHUNKS = 8 };
+enum { SPLIT_SCORES, SPLIT_VALUES_LOW, SPLIT_VALUES_HIGH, SPLIT_FIRST_LOADERS }; /* warpgroups */
+enum { SYNC_SCORES = 1, SYNC_MEETING = 2 };
 
-/* Shared memory: queries, two tiles, weights, entries as they come (two slots of 4 keys per warp of loaders), and small things. */
+/* Shared memory: queries, two tiles, weights, entries as they come (a slot of 4 keys per warp of loaders), and small things. */
 template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct split_shape {
     static constexpr int LATENT = LATENT_, ROPE = ROPE_, HEADS = HEADS_, DTYPE = DTYPE_, CHUNK = CHUNK_;
     static constexpr int PANELS = LATENT / 64, TILE = (PANELS + 1) * ATTENTION_PANEL_BYTES, Q_PANEL = HEADS * SM90_LINE_BYTES;
     static constexpr int ENTRY = attention_entry_bytes(DTYPE == GPU_KV_FP8, LATENT, ROPE), RAW_ENTRY = attention_raw_bytes(ENTRY);
     static constexpr bool BULK = DTYPE == GPU_KV_FP8 && ENTRY % 16 == 0; /* bf16 entries have no room */
     static constexpr int RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
-    static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + HEADS * SM90_LINE_BYTES;
+    static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + 2 * HEADS * SM90_LINE_BYTES;
     static constexpr int LARGEST = RAW + (BULK ? SPLIT_LOADERS * SPLIT_UNITS * RAW_SLOT : 0);
     static constexpr int LOOKUPS = CHUNK / (SPLIT_LOADERS * 32); /* keys of a chunk that a lane of a loader looks up */
     static constexpr int STATE = LARGEST + 2 * 4 * HEADS * 4, STATES = STATE + 2 * HEADS * 4;
-    static constexpr int BARRIERS = STATES + MOST_CHUNKS * 2 * HEADS * 4, CAME = BARRIERS + 6 * 8;
+    static constexpr int FACTORS = STATES + MOST_CHUNKS * 2 * HEADS * 4;
+    static constexpr int BARRIERS = FACTORS + 2 * HEADS * 4, CAME = BARRIERS + 8 * 8;
     static constexpr int BYTES = CAME + SPLIT_LOADERS * 8 + 1024; /* 1024: to begin at a multiple of it */
     static constexpr int STEPS = LATENT / 16 + ROPE / 16;
     static_assert(BYTES <= 232448, "a block has no more shared memory");
@@ -67,6 +70,11 @@ static __device__ __forceinline__ uint32_t cluster_barrier(uint32_t barriers)
     return barriers + 32;
 }
 
+static __device__ __forceinline__ uint32_t weighed_barrier(uint32_t barriers, int stage)
+{
+    return barriers + 48 + (uint32_t)stage * 8;
+}
+
 /* The sums of a row are merged; they lie where the tiles are. */
 static __device__ __forceinline__ uint32_t merged_barrier(uint32_t barriers)
 {
@@ -75,7 +83,7 @@ static __device__ __forceinline__ uint32_t merged_barrier(uint32_t barriers)
 
 static __device__ __forceinline__ int loader_warp(void)
 {
-    return (int)threadIdx.x / 32 - PRODUCTS / 32;
+    return (int)threadIdx.x / 32 - SPLIT_FIRST_LOADERS * (GROUP / 32);
 }
 
 /* First key, in its block, of unit u of a warp. */
@@ -289,7 +297,7 @@ template <class S> static __device__ __forceinline__ void split_load(const gpu_a
 
 /* What a thread of the products keeps: for each of its columns (heads 8n + 2 (t % 4) + e: column 2n + e). */
 template <int HEADS> struct split_state {
-    float reference[HEADS / 4], sum[HEADS / 4], factor[HEADS / 4];
+    float reference[HEADS / 4], sum[HEADS / 4];
 };
 
 template <class S> static __device__ __forceinline__ void split_scores(float (&s)[S::HEADS / 2], uint32_t q, uint32_t tile)
@@ -322,7 +330,7 @@ static __device__ __forceinline__ void split_largest(float (&s)[S::HEADS / 2], c
         if (lane < 4)
             shared[warp * S::HEADS + i / 2 * 8 + lane * 2 + i % 2] = most;
     }
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+    sm90a_sync(SYNC_SCORES, GROUP);
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -337,49 +345,59 @@ static __device__ __forceinline__ void split_weights(float (&s)[S::HEADS / 2], c
                                                      split_state<S::HEADS> &state)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint32_t weights = t.shared + S::WEIGHTS, in_piece = (uint32_t)lane / 4 * 2;
+    uint32_t weights = t.shared + S::WEIGHTS + (uint32_t)(block & 1) * S::HEADS * SM90_LINE_BYTES, in_piece = (uint32_t)lane / 4 * 2;
+    float *factors = (float *)(t.memory + S::FACTORS) + (block & 1) * S::HEADS;
     float largest[S::HEADS / 4];
     split_largest<S>(s, t, block, left, largest);
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         int at = i / 2 * 4 + i % 2;
         uint32_t head = (uint32_t)(i / 2 * 8 + lane % 4 * 2 + i % 2);
-        state.factor[i] = attention_raise(&state.reference[i], largest[i], t.c, t.margin);
+        float factor = attention_raise(&state.reference[i], largest[i], t.c, t.margin);
+        if (warp == 0 && lane < 4)
+            factors[head] = factor;
         float c_reference = __fmul_rn(state.reference[i], t.c);
         float low = attention_weight(s[at], t.c, c_reference), high = attention_weight(s[at + 2], t.c, c_reference);
         uint32_t packed = sm90a_f16x2(low, high);
         sm90a_store2(weights + sm90_piece(head, (uint32_t)warp * 2) + in_piece, packed);
         sm90a_store2(weights + sm90_piece(head, (uint32_t)warp * 2 + 1) + in_piece, packed >> 16);
         float both = __fadd_rn(low, high);
-        state.sum[i] = attention_add_weights(state.sum[i], state.factor[i], both, __shfl_xor_sync(0xffffffffu, both, 4));
+        state.sum[i] = attention_add_weights(state.sum[i], factor, both, __shfl_xor_sync(0xffffffffu, both, 4));
     }
 }
 
-template <class S>
-static __device__ __forceinline__ void split_rescale(float (&sums)[S::PANELS][S::HEADS / 2], const split_state<S::HEADS> &state)
+/* Sums of one warpgroup of values: half of the panels. */
+template <class S> struct split_sums {
+    float v[S::PANELS / 2][S::HEADS / 2];
+};
+
+template <class S> static __device__ __forceinline__ void split_rescale(split_sums<S> &sums, const split_task &t, int number)
 {
+    const float *factors = (const float *)(t.memory + S::FACTORS) + (number & 1) * S::HEADS + threadIdx.x % 4 * 2;
+    float factor[S::HEADS / 4];
     bool change = false;
 #pragma unroll
-    for (int i = 0; i < S::HEADS / 4; i++)
-        change = change || state.factor[i] != 1.0f;
+    for (int i = 0; i < S::HEADS / 4; i++) {
+        factor[i] = factors[i / 2 * 8 + i % 2];
+        change = change || factor[i] != 1.0f;
+    }
     if (!__any_sync(0xffffffffu, change))
         return;
 #pragma unroll
-    for (int p = 0; p < S::PANELS; p++)
+    for (int p = 0; p < S::PANELS / 2; p++)
 #pragma unroll
         for (int i = 0; i < S::HEADS / 2; i++)
-            sums[p][i] *= state.factor[i / 4 * 2 + i % 2];
+            sums.v[p][i] *= factor[i / 4 * 2 + i % 2];
 }
 
-template <class S>
-static __device__ __forceinline__ void split_values(float (&sums)[S::PANELS][S::HEADS / 2], uint32_t tile, uint32_t weights)
+template <class S> static __device__ __forceinline__ void split_values(split_sums<S> &sums, uint32_t tile, uint32_t weights)
 {
     uint64_t keys = sm90_tile(tile, 0), by_keys = sm90_tile(weights, 0);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int p = 0; p < S::PANELS; p++)
-            sm90a_product<S::HEADS, 1, 0>::run(sums[p], sm90_tile_at(keys, (uint32_t)p * ATTENTION_PANEL_BYTES + (uint32_t)i * 2048),
+        for (int p = 0; p < S::PANELS / 2; p++)
+            sm90a_product<S::HEADS, 1, 0>::run(sums.v[p], sm90_tile_at(keys, (uint32_t)p * ATTENTION_PANEL_BYTES + (uint32_t)i * 2048),
                                                sm90_tile_at(by_keys, (uint32_t)i * 32), 1);
 }
 
@@ -388,7 +406,7 @@ template <class S> static __device__ __forceinline__ void split_publish_state(co
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float *parts = (float *)(t.memory + S::LARGEST), *out = (float *)(t.memory + S::STATE);
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS); /* LARGEST is still being read for the last block */
+    sm90a_sync(SYNC_SCORES, GROUP); /* LARGEST is still being read for the last block */
 #pragma unroll
     for (int i = 0; i < S::HEADS / 4; i++) {
         float sum = state.sum[i];
@@ -401,15 +419,14 @@ template <class S> static __device__ __forceinline__ void split_publish_state(co
                 out[column] = state.reference[i];
         }
     }
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
-    for (int h = (int)threadIdx.x; h < S::HEADS; h += PRODUCTS)
+    sm90a_sync(SYNC_SCORES, GROUP);
+    for (int h = (int)threadIdx.x; h < S::HEADS; h += GROUP)
         out[S::HEADS + h] =
             __fadd_rn(__fadd_rn(parts[h], parts[S::HEADS + h]), __fadd_rn(parts[2 * S::HEADS + h], parts[3 * S::HEADS + h]));
 }
 
-/* The chunk of one row. number: tiles so far, of all rows. */
-template <class S>
-static __device__ __forceinline__ void split_multiply(const split_task &t, int keys, int number, float (&sums)[S::PANELS][S::HEADS / 2])
+/* Scores and weights of the chunk of one row. number: tiles so far, of all rows. */
+template <class S> static __device__ __forceinline__ void split_chunk_scores(const split_task &t, int keys, int number)
 {
     float s[S::HEADS / 2];
     split_state<S::HEADS> state;
@@ -421,31 +438,41 @@ static __device__ __forceinline__ void split_multiply(const split_task &t, int k
     }
     for (int left = keys; left > 0; left -= ATTENTION_BLOCK, number++) {
         int stage = number & 1;
-        uint32_t tile = t.shared + S::TILES + (uint32_t)stage * S::TILE;
         sm90a_barrier_wait(full_barrier(barriers, stage), (uint32_t)(number / 2) & 1u, stage);
         sm90a_product_begin();
-        split_scores<S>(s, t.shared + S::Q, tile);
+        split_scores<S>(s, t.shared + S::Q, t.shared + S::TILES + (uint32_t)stage * S::TILE);
         sm90a_product_commit();
         sm90a_product_wait<0>();
         split_weights<S>(s, t, number, left, state);
-        split_rescale<S>(sums, state);
         sm90a_fence_async();
-        sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
-        sm90a_product_begin();
-        split_values<S>(sums, tile, t.shared + S::WEIGHTS);
-        sm90a_product_commit();
-        sm90a_product_wait<0>();
-        sm90a_barrier_arrive_warp(empty_barrier(barriers, stage));
+        sm90a_barrier_arrive_warp(weighed_barrier(barriers, stage));
     }
     split_publish_state<S>(t, state);
 }
 
-/* All threads of the products of all blocks of the cluster meet: what they wrote before, each sees after. turn counts the meetings. */
+/* Values of the chunk of one row, `half` of the latent. */
+template <class S>
+static __device__ __forceinline__ void split_chunk_values(const split_task &t, int keys, int number, int half, split_sums<S> &sums)
+{
+    uint32_t barriers = t.shared + S::BARRIERS, panels = t.shared + S::TILES + (uint32_t)(half * (S::PANELS / 2)) * ATTENTION_PANEL_BYTES;
+    for (int left = keys; left > 0; left -= ATTENTION_BLOCK, number++) {
+        int stage = number & 1;
+        sm90a_barrier_wait(weighed_barrier(barriers, stage), (uint32_t)(number / 2) & 1u, 50 + half);
+        split_rescale<S>(sums, t, number);
+        sm90a_product_begin();
+        split_values<S>(sums, panels + (uint32_t)stage * S::TILE, t.shared + S::WEIGHTS + (uint32_t)stage * S::HEADS * SM90_LINE_BYTES);
+        sm90a_product_commit();
+        sm90a_product_wait<0>();
+        sm90a_barrier_arrive_warp(empty_barrier(barriers, stage));
+    }
+}
+
+/* All threads of scores and values of all blocks of the cluster meet: what they wrote before, each sees after. turn counts the meetings. */
 template <class S> static __device__ __forceinline__ void split_meet(const split_task &t, int turn)
 {
     uint32_t barrier = cluster_barrier(t.shared + S::BARRIERS);
     sm90a_cluster_fence();
-    sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
+    sm90a_sync(SYNC_MEETING, MEETING);
     if ((int)threadIdx.x < t.chunks)
         sm90a_cluster_arrive(sm90a_cluster_address(barrier, threadIdx.x));
     sm90a_cluster_wait(barrier, (uint32_t)turn & 1u, 30);
@@ -455,36 +482,41 @@ template <class S> static __device__ __forceinline__ void split_meet(const split
 template <class S> static __device__ __forceinline__ uint32_t split_place(int chunk, int chunks, int panel, int n, int thread)
 {
     int each = (S::PANELS + chunks - 1) / chunks;
-    return S::TILES + (uint32_t)((((chunk * each + panel / chunks) * (S::HEADS / 8) + n) * PRODUCTS + thread) * 16);
+    return S::TILES + (uint32_t)((((chunk * each + panel / chunks) * (S::HEADS / 8) + n) * GROUP + thread) * 16);
 }
 
-/* Sends the chunk's sums to the blocks that merge them, and its state to all; the tiles of all blocks are free by now. */
-template <class S>
-static __device__ __forceinline__ void split_send(const split_task &t, const float (&sums)[S::PANELS][S::HEADS / 2])
+/* Sends half of the chunk's sums to the blocks that merge them; the tiles of all blocks are free by now. */
+template <class S> static __device__ __forceinline__ void split_send_sums(const split_task &t, const split_sums<S> &sums, int half)
 {
-    int thread = (int)threadIdx.x, chunks = t.chunks;
 #pragma unroll
-    for (int p = 0; p < S::PANELS; p++) {
-        uint32_t there = sm90a_cluster_address(t.shared, (uint32_t)(p % chunks));
+    for (int i = 0; i < S::PANELS / 2; i++) {
+        int p = half * (S::PANELS / 2) + i;
+        uint32_t there = sm90a_cluster_address(t.shared, (uint32_t)(p % t.chunks));
 #pragma unroll
         for (int n = 0; n < S::HEADS / 8; n++)
-            sm90a_cluster_store4(there + split_place<S>(t.chunk, chunks, p, n, thread), sums[p][4 * n], sums[p][4 * n + 1],
-                                 sums[p][4 * n + 2], sums[p][4 * n + 3]);
+            sm90a_cluster_store4(there + split_place<S>(t.chunk, t.chunks, p, n, (int)threadIdx.x % GROUP), sums.v[i][4 * n],
+                                 sums.v[i][4 * n + 1], sums.v[i][4 * n + 2], sums.v[i][4 * n + 3]);
     }
+}
+
+/* Sends the chunk's references and sums of weights to all blocks. */
+template <class S> static __device__ __forceinline__ void split_send_state(const split_task &t)
+{
     const float *state = (const float *)(t.memory + S::STATE);
-    for (int i = thread; i < chunks * 2 * S::HEADS; i += PRODUCTS)
-        sm90a_cluster_store(sm90a_cluster_address(t.shared, (uint32_t)(i / (2 * S::HEADS))) + S::STATES
-                                + (uint32_t)(t.chunk * 2 * S::HEADS + i % (2 * S::HEADS)) * 4,
+    for (int i = (int)threadIdx.x; i < t.chunks * 2 * S::HEADS; i += GROUP)
+        sm90a_cluster_store(sm90a_cluster_address(t.shared, (uint32_t)(i / (2 * S::HEADS))) + S::STATES +
+                                (uint32_t)(t.chunk * 2 * S::HEADS + i % (2 * S::HEADS)) * 4,
                             state[i % (2 * S::HEADS)]);
 }
 
 /* Merges the block's panels from its own memory and writes the result. full: chunks of the row that have keys. */
 template <class S> static __device__ __forceinline__ void split_merge(const split_task &t, int full, float *out)
 {
-    int thread = (int)threadIdx.x;
+    int thread = (int)threadIdx.x % GROUP, group = (int)threadIdx.x / GROUP, item = 0;
     for (int panel = t.chunk; panel < S::PANELS; panel += t.chunks)
-#pragma unroll
-        for (int n = 0; n < S::HEADS / 8; n++) {
+        for (int n = 0; n < S::HEADS / 8; n++, item++) {
+            if (item % (MEETING / GROUP) != group)
+                continue;
             int column = n * 8 + thread % 4 * 2;
             attention_merge m[2] = {};
             float4 sum = make_float4(0, 0, 0, 0);
@@ -511,27 +543,46 @@ template <class S> static __device__ __forceinline__ void split_merge(const spli
         }
 }
 
-template <class S> static __device__ __forceinline__ void split_products(const gpu_attend_args &a, const split_task &t)
+/* The end of a row: what was summed up is sent, merged and written. send: this thread's part of the sending. */
+template <class S, class F>
+static __device__ __forceinline__ void split_finish(const gpu_attend_args &a, const split_task &t, int work, int count, int *turn, F send)
+{
+    int64_t head = (int64_t)(work / t.groups) * a.heads + t.first_head + work % t.groups * S::HEADS;
+    split_meet<S>(t, (*turn)++);
+    if (split_keys<S>(t, count) > 0)
+        send();
+    split_meet<S>(t, (*turn)++);
+    split_merge<S>(t, (count + S::CHUNK - 1) / S::CHUNK, a.out + head * S::LATENT);
+    sm90a_barrier_arrive_warp(merged_barrier(t.shared + S::BARRIERS));
+}
+
+template <class S> static __device__ __forceinline__ void split_all_scores(const gpu_attend_args &a, const split_task &t)
 {
     int number = 0, turn = 0;
     for (int work = t.work; work < t.works; work += t.stride) {
         int row = work / t.groups, count = a.selected_count[row], keys = split_keys<S>(t, count);
         int64_t head = (int64_t)row * a.heads + t.first_head + work % t.groups * S::HEADS;
-        float sums[S::PANELS][S::HEADS / 2] = {};
         if (keys > 0) {
-            attention_queries<S::LATENT, S::ROPE, S::HEADS, S::PANELS / 2>(t.shared + S::Q, a.q_absorbed + head * S::LATENT,
-                                                                          a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
+            attention_queries<S::LATENT, S::ROPE, S::HEADS, S::PANELS / 4 < 1 ? 1 : S::PANELS / 4>(
+                t.shared + S::Q, a.q_absorbed + head * S::LATENT, a.q + head * (a.nope + S::ROPE) + a.nope, a.nope + S::ROPE);
             sm90a_fence_async();
-            sm90a_sync(SYNC_PRODUCTS, PRODUCTS);
-            split_multiply<S>(t, keys, number, sums);
+            sm90a_sync(SYNC_SCORES, GROUP);
+            split_chunk_scores<S>(t, keys, number);
             number += blocks_of(keys);
         }
-        split_meet<S>(t, turn++);
-        if (keys > 0)
-            split_send<S>(t, sums);
-        split_meet<S>(t, turn++);
-        split_merge<S>(t, (count + S::CHUNK - 1) / S::CHUNK, a.out + head * S::LATENT);
-        sm90a_barrier_arrive_warp(merged_barrier(t.shared + S::BARRIERS));
+        split_finish<S>(a, t, work, count, &turn, [&]() { split_send_state<S>(t); });
+    }
+}
+
+template <class S> static __device__ __forceinline__ void split_all_values(const gpu_attend_args &a, const split_task &t, int half)
+{
+    int number = 0, turn = 0;
+    for (int work = t.work; work < t.works; work += t.stride) {
+        int count = a.selected_count[work / t.groups], keys = split_keys<S>(t, count);
+        split_sums<S> sums = {};
+        split_chunk_values<S>(t, keys, number, half, sums);
+        number += blocks_of(keys);
+        split_finish<S>(a, t, work, count, &turn, [&]() { split_send_sums<S>(t, sums, half); });
     }
 }
 
@@ -555,25 +606,25 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             sm90a_barrier_init(full_barrier(t.shared + S::BARRIERS, i), SPLIT_LOADERS);
-            sm90a_barrier_init(empty_barrier(t.shared + S::BARRIERS, i), PRODUCTS / 32);
+            sm90a_barrier_init(empty_barrier(t.shared + S::BARRIERS, i), 2 * GROUP / 32);
+            sm90a_barrier_init(weighed_barrier(t.shared + S::BARRIERS, i), GROUP / 32);
         }
         sm90a_barrier_init(cluster_barrier(t.shared + S::BARRIERS), (uint32_t)chunks);
-        sm90a_barrier_init(merged_barrier(t.shared + S::BARRIERS), PRODUCTS / 32);
+        sm90a_barrier_init(merged_barrier(t.shared + S::BARRIERS), MEETING / 32);
         for (int i = 0; i < SPLIT_LOADERS; i++)
             sm90a_barrier_init(t.shared + (uint32_t)(S::CAME + i * 8), 1);
         sm90a_barrier_init_done();
         sm90a_fence_async();
     }
     sm90a_cluster_sync(); /* the others' barriers are there too */
-    if (threadIdx.x >= PRODUCTS) {
-        sm90a_registers_fewer<152>();
+    int role = (int)threadIdx.x / GROUP;
+    if (role >= SPLIT_FIRST_LOADERS)
         split_load<S>(a, t);
-        sm90a_cluster_sync();
-    } else {
-        sm90a_registers_more<200>();
-        split_products<S>(a, t);
-        sm90a_cluster_sync(); /* nobody leaves while another may still send to it */
-    }
+    else if (role == SPLIT_SCORES)
+        split_all_scores<S>(a, t);
+    else
+        split_all_values<S>(a, t, role - SPLIT_VALUES_LOW);
+    sm90a_cluster_sync(); /* nobody leaves while another may still send to it */
 }
 
 /* Clusters that run at the same time. */
