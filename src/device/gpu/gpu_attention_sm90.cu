@@ -11,7 +11,7 @@
 #include "device/gpu/gpu_attention.h"
 #include "device/gpu/gpu_attention_tile.h"
 
-enum { SPLIT_THREADS = 896, SPLIT_LOADERS = 16, SPLIT_UNITS = 1, GROUP = 128, MEETING = 3 * GROUP, MOST_CHUNKS = 8 };
+enum { SPLIT_THREADS = 896, SPLIT_LOADERS = 16, GROUP = 128, MEETING = 3 * GROUP, MOST_CHUNKS = 8 };
 enum { SPLIT_SCORES, SPLIT_VALUES_LOW, SPLIT_VALUES_HIGH, SPLIT_FIRST_LOADERS }; /* warpgroups */
 enum { SYNC_SCORES = 1, SYNC_MEETING = 2 };
 
@@ -23,7 +23,7 @@ template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct spl
     static constexpr bool BULK = DTYPE == GPU_KV_FP8 && ENTRY % 16 == 0; /* bf16 entries have no room */
     static constexpr int RAW_SLOT = RAW_ENTRY * ATTENTION_UNIT;
     static constexpr int Q = 0, TILES = (PANELS + 1) * Q_PANEL, WEIGHTS = TILES + 2 * TILE, RAW = WEIGHTS + 2 * HEADS * SM90_LINE_BYTES;
-    static constexpr int LARGEST = RAW + (BULK ? SPLIT_LOADERS * SPLIT_UNITS * RAW_SLOT : 0);
+    static constexpr int LARGEST = RAW + (BULK ? SPLIT_LOADERS * RAW_SLOT : 0);
     static constexpr int LOOKUPS = CHUNK / (SPLIT_LOADERS * 32); /* keys of a chunk that a lane of a loader looks up */
     static constexpr int STATE = LARGEST + 2 * 4 * HEADS * 4, STATES = STATE + 2 * HEADS * 4;
     static constexpr int FACTORS = STATES + MOST_CHUNKS * 2 * HEADS * 4;
@@ -31,7 +31,7 @@ template <int LATENT_, int ROPE_, int HEADS_, int DTYPE_, int CHUNK_> struct spl
     static constexpr int BYTES = CAME + SPLIT_LOADERS * 8 + 1024; /* 1024: to begin at a multiple of it */
     static constexpr int STEPS = LATENT / 16 + ROPE / 16;
     static_assert(BYTES <= 232448, "a block has no more shared memory");
-    static_assert(ATTENTION_BLOCK == SPLIT_LOADERS * SPLIT_UNITS * ATTENTION_UNIT, "a warp of loaders has SPLIT_UNITS units of each block");
+    static_assert(ATTENTION_BLOCK == SPLIT_LOADERS * ATTENTION_UNIT, "a warp of loaders has a unit of each block");
 };
 
 /* What a block knows of the launch. */
@@ -86,16 +86,10 @@ static __device__ __forceinline__ int loader_warp(void)
     return (int)threadIdx.x / 32 - SPLIT_FIRST_LOADERS * (GROUP / 32);
 }
 
-/* First key, in its block, of unit u of a warp. */
-static __device__ __forceinline__ int unit_key(int u)
-{
-    return (u * SPLIT_LOADERS + loader_warp()) * ATTENTION_UNIT;
-}
-
-/* Which key of the chunk entry e of a warp's list is: its units of one block after the other. */
+/* Which key of the chunk entry e of a warp's list is: its unit of one block after the other. */
 static __device__ __forceinline__ int list_key(int e)
 {
-    return e / (SPLIT_UNITS * ATTENTION_UNIT) * ATTENTION_BLOCK + unit_key(e / ATTENTION_UNIT % SPLIT_UNITS) + e % ATTENTION_UNIT;
+    return e / ATTENTION_UNIT * ATTENTION_BLOCK + loader_warp() * ATTENTION_UNIT + e % ATTENTION_UNIT;
 }
 
 /* The keys of a row that a warp of loaders brings, as they are looked up: each step needs what the one before has loaded, so a step is done
@@ -151,7 +145,7 @@ static __device__ __forceinline__ void split_lookup_end(split_lookup<S> *l, cons
 /* Slot of key i of the warp's list in a block, to every lane that asks with its own i. */
 template <class S> static __device__ __forceinline__ uint32_t split_slot(const split_lookup<S> &l, int block, int i)
 {
-    int e = block * SPLIT_UNITS * ATTENTION_UNIT + i;
+    int e = block * ATTENTION_UNIT + i;
     uint32_t slot = 0;
 #pragma unroll
     for (int r = 0; r < S::LOOKUPS; r++) {
@@ -161,41 +155,38 @@ template <class S> static __device__ __forceinline__ uint32_t split_slot(const s
     return slot;
 }
 
+/* Zeros in the place of a key that is not there: what was there before may be anything. */
+template <class S> static __device__ __forceinline__ void split_clear(uint32_t entry)
+{
+    for (int i = (int)threadIdx.x % 32; i < S::ENTRY / 16; i += 32)
+        sm90a_store16(entry + (uint32_t)i * 16, 0, 0, 0, 0);
+}
+
 /* Asks for the warp's entries of a block: one lane each. */
 template <class S>
 static __device__ __forceinline__ void split_request(const attention_keys &k, const split_task &t, const split_lookup<S> &l, int block)
 {
-    int lane = (int)threadIdx.x % 32, u = lane / ATTENTION_UNIT;
-    bool there = lane < SPLIT_UNITS * ATTENTION_UNIT && block * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT < l.keys;
-    uint32_t came = t.shared + S::CAME + (uint32_t)loader_warp() * 8, all = __ballot_sync(0xffffffffu, there);
+    int lane = (int)threadIdx.x % 32, there = min(l.keys - block * ATTENTION_BLOCK - loader_warp() * ATTENTION_UNIT, (int)ATTENTION_UNIT);
+    uint32_t came = t.shared + S::CAME + (uint32_t)loader_warp() * 8, raw = t.shared + S::RAW + (uint32_t)(loader_warp() * S::RAW_SLOT);
     uint32_t slot = split_slot<S>(l, block, lane);
+    if (there < ATTENTION_UNIT) {
+        for (int i = max(there, 0); i < ATTENTION_UNIT; i++)
+            split_clear<S>(raw + (uint32_t)(i * S::RAW_ENTRY));
+        sm90a_fence_async();
+    }
     if (lane == 0)
-        sm90a_barrier_expect(came, (uint32_t)__popc(all) * S::ENTRY);
+        sm90a_barrier_expect(came, (uint32_t)(max(there, 0) * S::ENTRY));
     __syncwarp();
-    if (there)
-        sm90a_bulk_load(t.shared + S::RAW +
-                            (uint32_t)((loader_warp() * SPLIT_UNITS + u) * S::RAW_SLOT + lane % ATTENTION_UNIT * S::RAW_ENTRY),
-                        attention_entry<S::ENTRY>(&k, slot), S::ENTRY, came);
-}
-
-/* The warp's units of a block, from their slots in shared memory. */
-template <class S>
-static __device__ __forceinline__ void split_read(attention_unit<S::LATENT, S::ROPE, S::DTYPE> (&units)[SPLIT_UNITS], const split_task &t,
-                                                  const attention_places<S::LATENT, S::ROPE> &places, uint32_t phase)
-{
-    sm90a_barrier_wait(t.shared + S::CAME + (uint32_t)loader_warp() * 8, phase, 20);
-#pragma unroll
-    for (int u = 0; u < SPLIT_UNITS; u++)
-        attention_unit_read(&units[u], t.memory + S::RAW + (loader_warp() * SPLIT_UNITS + u) * S::RAW_SLOT, places);
+    if (lane < there)
+        sm90a_bulk_load(raw + (uint32_t)(lane * S::RAW_ENTRY), attention_entry<S::ENTRY>(&k, slot), S::ENTRY, came);
 }
 
 /* Waits until tile `number` of all the block's tiles may be filled. */
-template <class S> static __device__ __forceinline__ uint8_t *split_free_tile(const split_task &t, int number)
+template <class S> static __device__ __forceinline__ void split_free_tile(const split_task &t, int number)
 {
     int stage = number & 1;
     if (number >= 2)
         sm90a_barrier_wait(empty_barrier(t.shared + S::BARRIERS, stage), (uint32_t)(number / 2 - 1) & 1u, 10 + stage);
-    return t.memory + S::TILES + stage * S::TILE;
 }
 
 /* Waits until the row before is merged; called once per row, `turn` counts them. */
@@ -216,7 +207,9 @@ template <class S>
 static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, const gpu_attend_args &a, const split_task &t)
 {
     int lane = (int)threadIdx.x % 32, number = 0, turn = 0;
-    attention_places<S::LATENT, S::ROPE> places = attention_places_of<S::LATENT, S::ROPE, S::ENTRY>(unit_key(0), lane);
+    uint32_t came = t.shared + S::CAME + (uint32_t)loader_warp() * 8;
+    attention_places<S::LATENT, S::ROPE> places = attention_places_of<S::LATENT, S::ROPE, S::ENTRY>(
+        t.shared + S::RAW + (uint32_t)(loader_warp() * S::RAW_SLOT), t.shared + S::TILES, loader_warp() * ATTENTION_UNIT, lane);
     split_lookup<S> now, next;
     split_lookup_begin<S>(&now, t, t.work);
     split_lookup_end<S>(&now, a, t);
@@ -225,10 +218,10 @@ static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, 
     for (int work = t.work; work < t.works; work += t.stride) {
         split_lookup_begin<S>(&next, t, work + t.stride);
         for (int j = 0; j < blocks_of(now.keys); j++, number++) {
-            attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
-            int left = now.keys - j * ATTENTION_BLOCK;
-            split_read<S>(units, t, places, (uint32_t)number & 1u);
-            if (left > ATTENTION_BLOCK) {
+            attention_unit<S::LATENT, S::ROPE, S::DTYPE> u;
+            sm90a_barrier_wait(came, (uint32_t)number & 1u, 20);
+            attention_unit_read(&u, places);
+            if (now.keys - j * ATTENTION_BLOCK > ATTENTION_BLOCK) {
                 split_request<S>(k, t, now, j + 1);
                 split_lookup_step<S>(&next, a, t);
             } else {
@@ -236,16 +229,10 @@ static __device__ __forceinline__ void split_load_bulk(const attention_keys &k, 
                 if (next.keys > 0)
                     split_request<S>(k, t, next, 0);
             }
-            if (left < ATTENTION_BLOCK)
-#pragma unroll
-                for (int u = 0; u < SPLIT_UNITS; u++)
-                    attention_unit_clear(&units[u], left - unit_key(u), lane);
             if (j == 0)
                 split_wait_merged<S>(t, turn);
-            uint8_t *tile = split_free_tile<S>(t, number);
-#pragma unroll
-            for (int u = 0; u < SPLIT_UNITS; u++) /* a multiple of 8 lines further: the same swizzle */
-                attention_unit_put(&units[u], tile + u * SPLIT_LOADERS * ATTENTION_UNIT * SM90_LINE_BYTES, places);
+            split_free_tile<S>(t, number);
+            attention_unit_put(&u, (uint32_t)(number & 1) * S::TILE, places);
             split_tile_full<S>(t, number);
         }
         if (now.keys == 0) {
@@ -270,17 +257,13 @@ static __device__ __forceinline__ void split_load_registers(const attention_keys
         split_lookup_end<S>(&now, a, t);
         split_wait_merged<S>(t, turn);
         for (int j = 0; j < blocks_of(now.keys); j++, number++) {
-            attention_unit<S::LATENT, S::ROPE, S::DTYPE> units[SPLIT_UNITS];
-#pragma unroll
-            for (int u = 0; u < SPLIT_UNITS; u++) {
-                uint32_t slot = split_slot<S>(now, j, u * ATTENTION_UNIT + lane % ATTENTION_UNIT);
-                slot = j * ATTENTION_BLOCK + unit_key(u) + lane % ATTENTION_UNIT < now.keys ? slot : (uint32_t)ATTENTION_NO_SLOT;
-                attention_unit_load(&units[u], &k, slot, lane);
-            }
-            uint32_t tile = sm90a_shared(split_free_tile<S>(t, number));
-#pragma unroll
-            for (int u = 0; u < SPLIT_UNITS; u++)
-                attention_unit_store(&units[u], tile, unit_key(u), lane);
+            attention_unit<S::LATENT, S::ROPE, S::DTYPE> u;
+            uint32_t slot = split_slot<S>(now, j, lane % ATTENTION_UNIT);
+            slot = j * ATTENTION_BLOCK + loader_warp() * ATTENTION_UNIT + lane % ATTENTION_UNIT < now.keys ? slot
+                                                                                                           : (uint32_t)ATTENTION_NO_SLOT;
+            attention_unit_load(&u, &k, slot, lane);
+            split_free_tile<S>(t, number);
+            attention_unit_store(&u, t.shared + S::TILES + (uint32_t)(number & 1) * S::TILE, loader_warp() * ATTENTION_UNIT, lane);
             split_tile_full<S>(t, number);
         }
     }

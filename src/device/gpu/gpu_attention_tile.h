@@ -187,73 +187,67 @@ static __device__ __forceinline__ void attention_unit_store(const attention_unit
                              u->rope);
 }
 
-/* Where a lane reads and puts its pieces of a unit whose entries came to shared memory: byte offsets, the same for every block of keys. */
+/* Where a lane reads and puts its pieces of a unit whose entries came to shared memory: addresses for the first unit and tile, computed
+ * once; the compiler is kept from computing them again for each block of keys. */
 template <int LATENT, int ROPE> struct attention_places {
-    int from[LATENT / 128], scale[LATENT / 128], rope_from; /* in the slot of the unit */
-    int to[LATENT / 128], rope_to;                          /* in the tile: first of two pieces, the second has bit 4 flipped */
+    uint32_t from[LATENT / 128], scale[LATENT / 128], rope_from; /* in the slot of the unit */
+    uint32_t to[LATENT / 128], rope_to;                          /* in the tile: first of two pieces, the second has bit 4 flipped */
 };
 
-/* first: first key of the unit in its block. */
+static __device__ __forceinline__ uint32_t attention_keep(uint32_t v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
+/* raw: the slot; tile: the first tile; first: first key of the unit in its block. */
 template <int LATENT, int ROPE, int ENTRY>
-static __device__ __forceinline__ attention_places<LATENT, ROPE> attention_places_of(int first, int lane)
+static __device__ __forceinline__ attention_places<LATENT, ROPE> attention_places_of(uint32_t raw, uint32_t tile, int first, int lane)
 {
     attention_places<LATENT, ROPE> l;
 #pragma unroll
     for (int i = 0; i < LATENT / 128; i++) {
         attention_piece p = attention_piece_at(i, lane, LATENT / 64);
-        int entry = p.key * attention_raw_bytes(ENTRY);
-        l.from[i] = entry + p.panel * 64 + p.quarter * 16;
-        l.scale[i] = entry + LATENT + p.panel / 2 * 4;
-        l.to[i] = p.panel * ATTENTION_PANEL_BYTES + (int)sm90_piece((uint32_t)(first + p.key), (uint32_t)p.quarter * 2);
+        uint32_t entry = raw + (uint32_t)(p.key * attention_raw_bytes(ENTRY));
+        l.from[i] = attention_keep(entry + (uint32_t)(p.panel * 64 + p.quarter * 16));
+        l.scale[i] = attention_keep(entry + (uint32_t)(LATENT + p.panel / 2 * 4));
+        l.to[i] = attention_keep(tile + (uint32_t)(p.panel * ATTENTION_PANEL_BYTES) +
+                                 sm90_piece((uint32_t)(first + p.key), (uint32_t)p.quarter * 2));
     }
     int key = lane / (ROPE / 8) % ATTENTION_UNIT, piece = lane % (ROPE / 8);
-    l.rope_from = key * attention_raw_bytes(ENTRY) + ENTRY - ROPE * 2 + piece * 16;
-    l.rope_to = LATENT / 64 * ATTENTION_PANEL_BYTES + (int)sm90_piece((uint32_t)(first + key), (uint32_t)piece);
+    l.rope_from = attention_keep(raw + (uint32_t)(key * attention_raw_bytes(ENTRY) + ENTRY - ROPE * 2 + piece * 16));
+    l.rope_to =
+        attention_keep(tile + (uint32_t)(LATENT / 64 * ATTENTION_PANEL_BYTES) + sm90_piece((uint32_t)(first + key), (uint32_t)piece));
     return l;
 }
 
 /* Reads a unit of fp8 entries from shared memory. */
 template <int LATENT, int ROPE>
-static __device__ __forceinline__ void attention_unit_read(attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, const uint8_t *raw,
+static __device__ __forceinline__ void attention_unit_read(attention_unit<LATENT, ROPE, GPU_KV_FP8> *u,
                                                            const attention_places<LATENT, ROPE> &l)
 {
 #pragma unroll
     for (int i = 0; i < LATENT / 128; i++) {
-        u->codes[i][0] = *(const uint4 *)(raw + l.from[i]);
-        u->scale[i] = *(const float *)(raw + l.scale[i]);
+        u->codes[i][0] = sm90a_shared_load16(l.from[i]);
+        u->scale[i] = sm90a_shared_load(l.scale[i]);
     }
-    u->rope = *(const uint4 *)(raw + l.rope_from);
+    u->rope = sm90a_shared_load16(l.rope_from);
 }
 
-/* Makes zeros of the keys of a unit from `there` on: what was in their place may be anything. */
+/* Puts a unit of fp8 entries into a tile, `offset` bytes behind the first, as f16. */
 template <int LATENT, int ROPE>
-static __device__ __forceinline__ void attention_unit_clear(attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, int there, int lane)
-{
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < LATENT / 128; i++)
-        if (attention_piece_at(i, lane, LATENT / 64).key >= there) {
-            u->codes[i][0] = zeros;
-            u->scale[i] = 0.0f;
-        }
-    if (lane / (ROPE / 8) >= there)
-        u->rope = zeros;
-}
-
-/* Puts a unit of fp8 entries into the tile, as f16. */
-template <int LATENT, int ROPE>
-static __device__ __forceinline__ void attention_unit_put(const attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, uint8_t *tile,
+static __device__ __forceinline__ void attention_unit_put(const attention_unit<LATENT, ROPE, GPU_KV_FP8> *u, uint32_t offset,
                                                           const attention_places<LATENT, ROPE> &l)
 {
 #pragma unroll
     for (int i = 0; i < LATENT / 128; i++) {
         uint4 out[2];
         attention_scale_codes(u->codes[i][0], u->scale[i], out);
-        *(uint4 *)(tile + l.to[i]) = out[0];
-        *(uint4 *)(tile + (l.to[i] ^ 16)) = out[1];
+        sm90a_store16(l.to[i] + offset, out[0].x, out[0].y, out[0].z, out[0].w);
+        sm90a_store16((l.to[i] ^ 16u) + offset, out[1].x, out[1].y, out[1].z, out[1].w);
     }
     if (ROPE == 64 || (int)threadIdx.x % 32 < ATTENTION_UNIT * (ROPE / 8))
-        *(uint4 *)(tile + l.rope_to) = attention_from_bf16(u->rope);
+        attention_store_bf16(l.rope_to + offset, u->rope);
 }
 
 /* ---- queries ---- */

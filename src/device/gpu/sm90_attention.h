@@ -256,6 +256,20 @@ static __device__ __forceinline__ void sm90a_store_matrices(uint32_t address, ui
                  : "memory");
 }
 
+static __device__ __forceinline__ uint4 sm90a_shared_load16(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    return v;
+}
+
+static __device__ __forceinline__ float sm90a_shared_load(uint32_t address)
+{
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
+    return v;
+}
+
 /* Brings the line of an address into the second cache. */
 static __device__ __forceinline__ void sm90a_prefetch(const void *p)
 {
