@@ -25,8 +25,8 @@ size_t gpu_attention_scratch_bytes(gpu_attention_kernel kernel, const gpu_attent
 void gpu_attention(gpu_attention_kernel kernel, const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows,
                    gpu_stream s)
 {
-    if (kernel == GPU_ATTENTION_ROWS)
+    if (rows > 0 && kernel == GPU_ATTENTION_ROWS)
         gpu_attention_rows_sm90(a, l, scratch, rows, s);
-    else
+    else if (rows > 0)
         gpu_attention_split_sm90(a, rows, s);
 }
