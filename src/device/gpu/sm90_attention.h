@@ -13,6 +13,9 @@
 #define SM90_ATTENTION_WAIT_CLOCKS 4000000000ll
 #endif
 
+/* How long the hardware may keep a waiting warp asleep before it looks again: warps that look all the time take issue slots from others. */
+#define SM90_ATTENTION_SLEEP_NS 20000
+
 static __device__ __forceinline__ uint32_t sm90a_shared(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -46,9 +49,9 @@ static __device__ __forceinline__ void sm90a_barrier_arrive_warp(uint32_t barrie
 static __device__ __forceinline__ bool sm90a_barrier_try(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3; selp.b32 %0, 1, 0, p;}"
                  : "=r"(done)
-                 : "r"(barrier), "r"(parity)
+                 : "r"(barrier), "r"(parity), "n"(SM90_ATTENTION_SLEEP_NS)
                  : "memory");
     return done != 0;
 }
