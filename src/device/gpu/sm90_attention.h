@@ -14,7 +14,9 @@
 #endif
 
 /* How long the hardware may keep a waiting warp asleep before it looks again: warps that look all the time take issue slots from others. */
+#ifndef SM90_ATTENTION_SLEEP_NS
 #define SM90_ATTENTION_SLEEP_NS 20000
+#endif
 
 static __device__ __forceinline__ uint32_t sm90a_shared(const void *p)
 {
