@@ -5,12 +5,12 @@ void gpu_attention_split_sm90(const gpu_attend_args *a, int rows, gpu_stream s);
 void gpu_attention_rows_sm90(const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows, gpu_stream s);
 size_t gpu_attention_rows_sm90_bytes(const gpu_attention_limits *l);
 
-enum { MOST_CHUNKS = 8, SMALLEST_CHUNK = 512 };
+enum { MOST_CHUNKS = 8 }; /* blocks of a cluster */
 
 bool gpu_attention_supports(gpu_attention_kernel kernel, const gpu_attend_args *a)
 {
     bool large = a->cache.latent_dim == 512 && a->cache.rope_dim == 64, small = a->cache.latent_dim == 128 && a->cache.rope_dim == 32;
-    if (a->cache.dtype == GPU_KV_F32 || a->nope % 4 != 0 || a->topk > MOST_CHUNKS * SMALLEST_CHUNK)
+    if (a->cache.dtype == GPU_KV_F32 || a->nope % 4 != 0 || a->topk > MOST_CHUNKS * GPU_ATTENTION_CHUNK)
         return false;
     if (kernel == GPU_ATTENTION_ROWS)
         return large && a->heads % 64 == 0;

@@ -458,10 +458,6 @@ template <int DTYPE> __global__ void __launch_bounds__(256) attention_stage(cons
     }
 }
 
-#ifndef GPU_ATTENTION_CHUNK
-#define GPU_ATTENTION_CHUNK 512
-#endif
-
 size_t gpu_attention_rows_sm90_bytes(const gpu_attention_limits *l)
 {
     return (size_t)l->table_entries * (GPU_PAGE_TOKENS * STAGED_BYTES) + (size_t)l->processors * ROWS_HEADS * ROWS_LATENT * sizeof(float);

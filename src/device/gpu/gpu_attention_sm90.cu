@@ -648,10 +648,6 @@ template <int LATENT, int ROPE, int DTYPE, int CHUNK> static void split_heads(co
         split_launch<split_shape<LATENT, ROPE, 8, DTYPE, CHUNK>>(a, a->heads / 16 * 16, 1, rows, stream);
 }
 
-#ifndef GPU_ATTENTION_CHUNK
-#define GPU_ATTENTION_CHUNK 512
-#endif
-
 void gpu_attention_split_sm90(const gpu_attend_args *a, int rows, gpu_stream s)
 {
     if (a->cache.latent_dim == 512 && a->cache.dtype == GPU_KV_FP8)
