@@ -38,6 +38,7 @@ struct product {
 template <bool GATE_UP_, int WGS_, int NMAX_, int STAGES_, int KPS_, int BUFS_, int PIECE_, int BLOCKS_> struct config {
     static constexpr bool GATE_UP = GATE_UP_;
     static constexpr int WGS = WGS_, NMAX = NMAX_, STAGES = STAGES_, KPS = KPS_, BUFS = BUFS_, PIECE = PIECE_, BLOCKS = BLOCKS_;
+    static_assert(PIECE % 2 == 0 || KPS == 1, "a stage does not cross the end of a piece");
     static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : 1;
     static constexpr int THREADS = WGS * 128 + 32 + TOKEN_WARPS * 32;
     static constexpr int WEIGHT_STAGE = WGS * KPS * MOE_TILE_BYTES;
@@ -193,10 +194,10 @@ __device__ __forceinline__ uint32_t four_codes(uint32_t p, uint32_t q, float f)
     return sm90_e4m3_pair(low_of(p) * f, high_of(p) * f) | (uint32_t)sm90_e4m3_pair(low_of(q) * f, high_of(q) * f) << 16;
 }
 
-/* down: the rows of a token tile, four at a time per warp, 8 values per lane and 256 columns. */
+/* down: the rows of a token tile, two at a time per warp, 8 values per lane and 256 columns. */
 template <class C> __device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, float *scale, int warp, int lane)
 {
-    constexpr int ROWS = C::WGS == 2 ? 4 : 2, SEGMENTS = 2;
+    constexpr int ROWS = 2, SEGMENTS = 2;
     for (int n0 = warp * ROWS; n0 < t.count; n0 += C::TOKEN_WARPS * ROWS) {
         uint4 v[ROWS][SEGMENTS];
         float top[ROWS];
@@ -350,53 +351,71 @@ __device__ __forceinline__ void block_multiply(uint32_t weights, uint32_t tokens
     sm90_wgmma_wait<1>();
 }
 
-/* Sums of one row tile over all columns. */
-template <class C, int N>
-__device__ __forceinline__ void tile_multiply(const product &p, const places &s, const consumer &c, uint32_t tile_tokens, ring<C::STAGES> &r,
-                                              float (&d)[N / 2])
-{
-    constexpr int SUMS = C::PIECE > 0 ? N / 2 : 1;
-    float sums[SUMS];
-    uint32_t a[2][4][4];
-    ring<C::STAGES> before = r;
-    for (int kb0 = 0; kb0 < p.kblocks; kb0 += 2) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int kb = kb0 + i, in_stage = C::KPS == 2 ? i : 0;
-            if (kb >= p.kblocks)
-                break;
-            if (in_stage == 0) {
-                sm90_barrier_wait(s.full + 8 * r.at, r.parity);
-                if (C::GATE_UP)
-                    sm90_fence_async();
-            }
-            uint32_t weights = s.weights + r.at * C::WEIGHT_STAGE + (c.group * C::KPS + in_stage) * MOE_TILE_BYTES;
-            uint32_t tokens = C::GATE_UP ? s.tokens + r.at * C::TOKEN_STAGE + in_stage * (C::NMAX * MOE_TILE_COLS)
-                                         : tile_tokens + kb * (C::NMAX * MOE_TILE_COLS);
-            block_multiply<C, N>(weights, tokens, c.thread, d, a[i], C::PIECE > 0 ? kb % C::PIECE == 0 : kb == 0);
-            if (in_stage == 0 && kb > 0)
-                release(c, s.empty + 8 * before.at);
-            if (C::PIECE > 0 && ((kb + 1) % C::PIECE == 0 || kb + 1 == p.kblocks)) {
-                sm90_wgmma_wait<0>();
-                sm90_wgmma_pin(d);
-#pragma unroll
-                for (int k = 0; k < SUMS; k++)
-                    sums[k] = kb < C::PIECE ? d[k] : sums[k] + d[k];
-            }
-            if (in_stage == C::KPS - 1 || kb + 1 == p.kblocks) {
-                before = r;
-                r.next();
-            }
+/* Sums of one row tile over all columns. Column blocks go in pairs with a register set each, so that one is decoded while the products of
+ * the other run; a branch between the two would make the compiler serialise them, so the odd last block stands apart. */
+template <class C, int N> struct tile_sums {
+    static constexpr int SUMS = C::PIECE > 0 ? N / 2 : 1;
+    const product &p;
+    const places &s;
+    const consumer &c;
+    uint32_t tile_tokens;
+    ring<C::STAGES> &r, before;
+    float (&d)[N / 2];
+    float sums[SUMS] = {};
+
+    __device__ __forceinline__ tile_sums(const product &p_, const places &s_, const consumer &c_, uint32_t tokens, ring<C::STAGES> &r_,
+                                         float (&d_)[N / 2])
+        : p(p_), s(s_), c(c_), tile_tokens(tokens), r(r_), before(r_), d(d_)
+    {
+    }
+
+    template <int IN_STAGE> __device__ __forceinline__ void block(int kb, uint32_t (&a)[4][4], bool last_of_stage)
+    {
+        if (IN_STAGE == 0) {
+            sm90_barrier_wait(s.full + 8 * r.at, r.parity);
+            if (C::GATE_UP)
+                sm90_fence_async();
+        }
+        uint32_t weights = s.weights + r.at * C::WEIGHT_STAGE + (c.group * C::KPS + IN_STAGE) * MOE_TILE_BYTES;
+        uint32_t tokens = C::GATE_UP ? s.tokens + r.at * C::TOKEN_STAGE + IN_STAGE * (C::NMAX * MOE_TILE_COLS)
+                                     : tile_tokens + kb * (C::NMAX * MOE_TILE_COLS);
+        block_multiply<C, N>(weights, tokens, c.thread, d, a, C::PIECE > 0 ? kb % (C::PIECE + !C::PIECE) == 0 : kb == 0);
+        if (IN_STAGE == 0 && kb > 0)
+            release(c, s.empty + 8 * before.at);
+        if (last_of_stage) {
+            before = r;
+            r.next();
         }
     }
-    sm90_wgmma_wait<0>();
-    sm90_wgmma_pin(d);
-    release(c, s.empty + 8 * before.at);
-    if (C::PIECE > 0)
+
+    __device__ __forceinline__ void run()
+    {
+        uint32_t a[2][4][4];
 #pragma unroll
-        for (int k = 0; k < SUMS; k++)
+        for (int k = 0; k < N / 2; k++)
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[k])); /* or the sums of every width take registers all the time */
+        for (int kb = 0; kb < p.kblocks;) {
+            int stop = C::PIECE > 0 && kb + C::PIECE < p.kblocks ? kb + C::PIECE : p.kblocks;
+            for (; kb + 1 < stop; kb += 2) {
+                block<0>(kb, a[0], C::KPS == 1);
+                block<C::KPS - 1>(kb + 1, a[1], true);
+            }
+            sm90_wgmma_wait<0>();
+            if (kb < stop) {
+                block<0>(kb++, a[0], true);
+                sm90_wgmma_wait<0>();
+            }
+            sm90_wgmma_pin(d);
+#pragma unroll
+            for (int k = 0; k < SUMS && C::PIECE > 0; k++)
+                sums[k] += d[k]; /* the first of them to 0: exact */
+        }
+        release(c, s.empty + 8 * before.at);
+#pragma unroll
+        for (int k = 0; k < SUMS && C::PIECE > 0; k++)
             d[k] = sums[k];
-}
+    }
+};
 
 /* All row groups of an item with token tiles of N columns. */
 template <class C, int N>
@@ -423,7 +442,7 @@ __device__ __forceinline__ void item_multiply(const product &p, const places &s,
         const float *factors = p.row_scale + ((int64_t)t.expert * p.row_tiles + row_tile) * MOE_TILE_ROWS + c.warp * 16 + c.lane / 4;
         float2 factor = make_float2(__ldg(factors), __ldg(factors + 8));
         float d[N / 2];
-        tile_multiply<C, N>(p, s, c, tile_tokens, r, d);
+        tile_sums<C, N>(p, s, c, tile_tokens, r, d).run();
         if (group == first) {
             sm90_warps_sync(2 + c.group, 128);
 #pragma unroll
@@ -463,27 +482,19 @@ template <class C> __device__ void consume(const product &p, const places &s, in
     }
         if (C::NMAX <= 32) {
             WIDTH(8)
-        }
-        if (C::NMAX <= 128) {
             WIDTH(16)
+            WIDTH(32)
+        } else if (C::NMAX <= 64) {
+            WIDTH(16)
+            WIDTH(32)
+            WIDTH(64)
+        } else if (C::NMAX <= 128) {
+            WIDTH(64)
+            WIDTH(96)
+            WIDTH(128)
+        } else {
+            WIDTH(256)
         }
-        WIDTH(32)
-        if (C::NMAX <= 128) {
-            WIDTH(48)
-        }
-        WIDTH(64)
-        if (C::NMAX <= 128) {
-            WIDTH(80)
-        }
-        WIDTH(96)
-        if (C::NMAX <= 128) {
-            WIDTH(112)
-        }
-        WIDTH(128)
-        WIDTH(160)
-        WIDTH(192)
-        WIDTH(224)
-        WIDTH(256)
 #undef WIDTH
     }
 }
@@ -570,7 +581,7 @@ const variant variants[] = {
     VARIANT("n128x2", 12, 2, 128, 8, 8, 1, 2, 0, 1),
     VARIANT("n256x2", 12, 2, 256, 5, 8, 1, 1, 0, 1),
     VARIANT("n8/512", 4, 1, 8, 10, 10, 2, 2, 4, 2),
-    VARIANT("n8/128", 4, 1, 8, 10, 10, 2, 2, 1, 2),
+    VARIANT("n8/128", 4, 1, 8, 14, 14, 1, 2, 1, 2),
     VARIANT("n128x2/512", 12, 2, 128, 8, 8, 1, 2, 4, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
