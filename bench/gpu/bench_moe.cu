@@ -369,7 +369,8 @@ static void check_one(const gpu_moe_shape *s, const layer *l, int rows, int vari
     double *want = to_host(y, ys), *got = (double *)malloc(ys * 8);
     uint16_t *line = (uint16_t *)malloc((size_t)slots * s->hidden * 2);
     for (int i = 0; i < count; i++) {
-        CHECK(cudaMemcpy(line, p.args.scratch.y + (size_t)chosen[i] * slots * s->hidden, (size_t)slots * s->hidden * 2, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(line, p.args.scratch.y + (size_t)chosen[i] * slots * s->hidden, (size_t)slots * s->hidden * 2,
+                         cudaMemcpyDeviceToHost));
         for (int k = 0; k < slots * s->hidden; k++) {
             uint32_t bits = (uint32_t)line[k] << 16;
             float v;
@@ -381,7 +382,8 @@ static void check_one(const gpu_moe_shape *s, const layer *l, int rows, int vari
     reference_x<<<count, 256>>>(p.x, where, s->hidden, 0, x);
     reference_act<<<act_grid, 256>>>(*s, l->codes[0], l->scales[0], x, where, p.experts, act);
     reference_y<<<y_grid, 256>>>(*s, l->codes[1], l->scales[1], act, where, p.experts, y);
-    double *exact = to_host(y, ys), *sum = (double *)calloc((size_t)count * s->hidden, 8), *out = (double *)malloc((size_t)count * s->hidden * 8);
+    size_t outs = (size_t)count * s->hidden;
+    double *exact = to_host(y, ys), *sum = (double *)calloc(outs, 8), *out = (double *)malloc(outs * 8);
     float *routing = (float *)malloc((size_t)rows * s->topk * 4), *out_line = (float *)malloc((size_t)s->hidden * 4);
     CHECK(cudaMemcpy(routing, p.routing, (size_t)rows * s->topk * 4, cudaMemcpyDeviceToHost));
     for (int i = 0; i < count; i++) {
@@ -524,8 +526,8 @@ static void time_rows(const gpu_moe_shape *s, const layer *weights, int sets, in
         stage[i] = time_layers(p, layers, 1 << i, variant);
     double bytes = distinct * (double)(moe_packed_bytes(2 * s->inter, s->hidden) + moe_packed_bytes(s->hidden, s->inter));
     double flop = 2.0 * rows * (s->topk + s->shared) * 3.0 * s->inter * s->hidden;
-    printf("%5d %-11s %5.1f experts: all %8.1f us | prepare %6.1f gate/up %7.1f (%4.2f TB/s) down %7.1f (%4.2f) combine %6.1f | %5.2f TB/s %6.1f "
-           "TFLOP/s\n",
+    printf("%5d %-11s %5.1f experts: all %8.1f us | prepare %6.1f gate/up %7.1f (%4.2f TB/s) down %7.1f (%4.2f) combine %6.1f | "
+           "%5.2f TB/s %6.1f TFLOP/s\n",
            rows, gpu_moe_variant_name(variant), distinct, all, stage[0], stage[1], bytes * 2 / 3 / stage[1] / 1e6, stage[2],
            bytes / 3 / stage[2] / 1e6, stage[3], bytes / all / 1e6, flop / all / 1e6);
     fflush(stdout);

@@ -112,7 +112,8 @@ static int wrong_weights(moe_order order, const weights *w)
     for (int tile = 0; tile < w->rows / MOE_TILE_ROWS * kblocks; tile++)
         for (int i = 0; i < 128 * 4 * 4 * 4; i++) {
             int row, col;
-            float value = fragment_value(w->packed + (size_t)tile * MOE_TILE_BYTES, i % 128, i / 128 % 4, i / 512 % 4, i / 2048, &row, &col);
+            const uint8_t *from = w->packed + (size_t)tile * MOE_TILE_BYTES;
+            float value = fragment_value(from, i % 128, i / 128 % 4, i / 512 % 4, i / 2048, &row, &col);
             int position = tile / kblocks * MOE_TILE_ROWS + row, at = tile % kblocks * MOE_TILE_COLS + i / 128 % 4 * 32 + col;
             int model_row = moe_row_at(order, position, w->rows / 2);
             m.format->decode(&m, model_row, at, 1, line);

@@ -1,5 +1,5 @@
-/* What surrounds the two products of the experts: rounding of rows and sorting of (row, expert) pairs, the sum over a row's experts, packing
- * of weights, and the launcher. */
+/* What surrounds the two products of the experts: rounding of rows and sorting of (row, expert) pairs, the sum over a row's experts,
+ * packing of weights, and the launcher. */
 #include "device/gpu/gpu_moe.h"
 #include "device/gpu/gpu_moe_pack.h"
 #include "device/gpu/sm90.h"
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_prepare(const __grid_constan
 }
 
 /* out = sum over a row's experts in the order of its slots, the shared expert last. */
-__global__ void __launch_bounds__(COMBINE_THREADS) moe_combine(const uint16_t *y, const float *routing, float *out, int hidden, int topk, int shared)
+__global__ void __launch_bounds__(COMBINE_THREADS) moe_combine(const uint16_t *y, const float *routing, float *out, int hidden,
+                                                               int topk, int shared)
 {
     sm90_launch_wait();
     sm90_launch_next();
@@ -238,8 +239,8 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
 {
     size_t pairs = (size_t)rows * (size_t)(s->topk + s->shared), at = 0;
     size_t tiles = (size_t)(s->experts + s->shared) + pairs / 8 + 1;
-    size_t bytes[] = {(size_t)rows * s->hidden, rows * sizeof(float), pairs * sizeof(int32_t), tiles * sizeof(gpu_moe_tile), sizeof(int32_t),
-                      pairs * s->inter * 2, pairs * s->hidden * 2};
+    size_t bytes[] = {(size_t)rows * s->hidden,     rows * sizeof(float), pairs * sizeof(int32_t),
+                      tiles * sizeof(gpu_moe_tile), sizeof(int32_t),      pairs * s->inter * 2, pairs * s->hidden * 2};
     uint8_t *places[7];
     for (int i = 0; i < 7; i++) {
         places[i] = (uint8_t *)memory + at;
@@ -257,13 +258,14 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
     return at;
 }
 
-extern "C" gpu_status gpu_moe_pack(int gate_up, const uint8_t *codes, const uint8_t *scales, int matrices, int rows, int cols, uint8_t *packed,
-                                   float *row_scales, unsigned long long *lowered, gpu_stream stream)
+extern "C" gpu_status gpu_moe_pack(int gate_up, const uint8_t *codes, const uint8_t *scales, int matrices, int rows, int cols,
+                                   uint8_t *packed, float *row_scales, unsigned long long *lowered, gpu_stream stream)
 {
     moe_order order = gate_up ? MOE_GATE_UP : MOE_DOWN;
     int64_t all_rows = (int64_t)matrices * rows, words = all_rows * cols / 8;
     moe_row_tops<<<(unsigned)((all_rows * 32 + 255) / 256), 256, 0, stream>>>(order, scales, all_rows, rows, cols, row_scales);
-    moe_pack_words<<<(unsigned)((words + 255) / 256), 256, 0, stream>>>(order, codes, scales, words, rows, cols, row_scales, packed, lowered);
+    moe_pack_words<<<(unsigned)((words + 255) / 256), 256, 0, stream>>>(order, codes, scales, words, rows, cols, row_scales, packed,
+                                                                        lowered);
     return cudaGetLastError();
 }
 

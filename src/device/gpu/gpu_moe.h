@@ -1,8 +1,8 @@
 /* Routed and shared experts of one layer on the GPU: y = sum of weight * down(silu(gate(h)) * up(h)) over a row's experts, the shared one
  * last. Weights are MXFP4 in the layout of gpu_moe_pack.h, activations e4m3 with one scale per row, sums f32.
  *
- * Four launches: rows are rounded to e4m3 and (row, expert) pairs sorted by expert; gate and up with silu; down; the sum over a row's experts.
- * A row's result does not depend on the other rows or on the variant (widths of token tiles), bit for bit. */
+ * Four launches: rows are rounded to e4m3 and (row, expert) pairs sorted by expert; gate and up with silu; down; the sum over a row's
+ * experts. A row's result does not depend on the other rows or on the variant (widths of token tiles), bit for bit. */
 #ifndef DEVICE_GPU_GPU_MOE_H
 #define DEVICE_GPU_GPU_MOE_H
 

@@ -8,9 +8,9 @@
  *     tokens     gate/up: the tile's columns of the same stages, gathered by cp.async, 128-byte swizzle
  *                down: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row
  *
- * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile; with PIECE > 0 the chain is added to
- * f32 sums every PIECE * 128 columns. Columns of a product do not influence each other, so rows of a token tile that do not exist are left as
- * they are in shared memory. */
+ * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile; with PIECE > 0 the chain is
+ * added to f32 sums every PIECE * 128 columns. Columns of a product do not influence each other, so rows of a token tile that do not exist
+ * are left as they are in shared memory. */
 #include "device/gpu/gpu_moe.h"
 #include "device/gpu/gpu_moe_pack.h"
 #include "device/gpu/sm90.h"
@@ -195,7 +195,8 @@ __device__ __forceinline__ uint32_t four_codes(uint32_t p, uint32_t q, float f)
 }
 
 /* down: the rows of a token tile, two at a time per warp, 8 values per lane and 256 columns. */
-template <class C> __device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, float *scale, int warp, int lane)
+template <class C>
+__device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, float *scale, int warp, int lane)
 {
     constexpr int ROWS = 2, SEGMENTS = 2;
     for (int n0 = warp * ROWS; n0 < t.count; n0 += C::TOKEN_WARPS * ROWS) {
@@ -295,8 +296,8 @@ __device__ __forceinline__ float silu(float x)
 
 /* gate/up: silu(gate) * up as bf16. A lane has one column and two rows; neighbours exchange so that each writes two columns of one row. */
 template <int N>
-__device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[N / 2], float2 factor,
-                                          const float *scale, int row_tile)
+__device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[N / 2],
+                                          float2 factor, const float *scale, int row_tile)
 {
     int g = c.lane / 4, odd = g & 1;
     uint16_t *to = p.act + (int64_t)t.first * p.inter + row_tile * 32 + c.warp * 8 + (g & ~1);
@@ -324,7 +325,8 @@ __device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t,
         float2 token = *(const float2 *)(scale + n);
         int2 rows = *(const int2 *)(row + n);
         if (n < t.count)
-            *(uint32_t *)(to + (int64_t)rows.x * p.hidden) = sm90_bf16_pair(d[4 * j] * factor.x * token.x, d[4 * j + 2] * factor.y * token.x);
+            *(uint32_t *)(to + (int64_t)rows.x * p.hidden) =
+                sm90_bf16_pair(d[4 * j] * factor.x * token.x, d[4 * j + 2] * factor.y * token.x);
         if (n + 1 < t.count)
             *(uint32_t *)(to + (int64_t)rows.y * p.hidden) =
                 sm90_bf16_pair(d[4 * j + 1] * factor.x * token.y, d[4 * j + 3] * factor.y * token.y);
@@ -339,7 +341,8 @@ __device__ __forceinline__ void release(const consumer &c, uint32_t barrier)
 
 /* One block of 128 columns: B is its token tile. The products of the block before are complete on return. */
 template <class C, int N>
-__device__ __forceinline__ void block_multiply(uint32_t weights, uint32_t tokens, int thread, float (&d)[N / 2], uint32_t (&a)[4][4], bool begins)
+__device__ __forceinline__ void block_multiply(uint32_t weights, uint32_t tokens, int thread, float (&d)[N / 2], uint32_t (&a)[4][4],
+                                               bool begins)
 {
     weights_decode(weights, thread, a);
     uint64_t b = sm90_tile_128(tokens);
