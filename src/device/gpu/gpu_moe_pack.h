@@ -13,7 +13,8 @@
  *     bit 3 of   b3  a3  b2  a2  b1  a1  b0  a0     signs: of a_i in nibble 2 i, of b_i in nibble 2 i + 1
  *
  * Scales: a group's exponent minus that of its row's largest group, plus 11, so 0..11: e2m1 * 2^(scale - 5) is an e4m3 number. The row's
- * own factor, 2^(largest - 127 - 6), is an f32 of its own. Groups more than 11 binades below the largest are rounded to scale 0 and counted.
+ * own factor, 2^(largest - 127 - 6), is an f32 of its own. Groups more than 11 binades below the largest are rounded to scale 0 and
+ * counted.
  *
  * Which row of the model lies at which position of a tile is the matter of MOE_GATE_UP (gate at g, up at g + 8: a thread has both) and
  * MOE_DOWN (even rows at g, odd rows at g + 8: a thread has two neighbours).
