@@ -5,6 +5,7 @@
  *   bench_moe check nano|tp4|tp8     against sums in f64: of the same rounded inputs (act, y), and without rounding (out)
  *   bench_moe same nano|tp4|tp8      every variant and every batch gives the bits of a row alone
  *   bench_moe time tp4|tp8 balanced|random [VARIANT]    microseconds a layer, stages and all, by number of rows
+ *   bench_moe one tp4|tp8 balanced|random ROWS VARIANT  a few launches, for a profiler
  *   bench_moe copy                   memory bandwidth of a plain copy
  */
 #include <math.h>
@@ -558,6 +559,17 @@ static void time_all(const gpu_moe_shape *s, bool balanced, int what)
     }
 }
 
+/* A few launches of one case, for a profiler. */
+static void one(const gpu_moe_shape *s, bool balanced, int rows, int variant)
+{
+    layer l = layer_make(s, 7, false);
+    problem p = problem_make(s, &l, rows, balanced, 3);
+    p.args.variant = variant;
+    for (int i = 0; i < 2; i++)
+        CHECK(gpu_moe_run(&p.args, GPU_MOE_ALL, 0));
+    CHECK(cudaDeviceSynchronize());
+}
+
 static void time_copy(void)
 {
     size_t bytes = (size_t)4 << 30;
@@ -599,6 +611,8 @@ int main(int argc, char **argv)
         same(&s);
     else if (strcmp(what, "time") == 0)
         time_all(&s, argc > 3 && strcmp(argv[3], "balanced") == 0, argc > 4);
+    else if (strcmp(what, "one") == 0 && argc > 5)
+        one(&s, strcmp(argv[3], "balanced") == 0, atoi(argv[4]), atoi(argv[5]));
     else if (strcmp(what, "copy") == 0)
         time_copy();
     else

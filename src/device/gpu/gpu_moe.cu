@@ -273,8 +273,8 @@ extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
 {
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
     if (rows <= 8)
-        return 0;
-    return each <= 6 ? 1 : each <= 16 ? 2 : each <= 48 ? 3 : 4;
+        return 1;
+    return each <= 6 ? 3 : each <= 16 ? 4 : each <= 48 ? 5 : 6;
 }
 
 extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream stream)

@@ -135,6 +135,13 @@ MOE_BOTH void moe_word_unpack(uint32_t word, int scale, uint32_t *a, uint32_t *b
     *b |= word & 0x80808080u;
 }
 
+/* Column blocks of 128 that are summed in one chain of matrix products before they are added in f32: a quarter of the columns, an even
+ * number of blocks. Part of the result, so given by the shape alone. */
+MOE_BOTH int moe_piece(int kblocks)
+{
+    return (kblocks + 7) / 8 * 2;
+}
+
 /* Bytes of a packed matrix. */
 MOE_BOTH size_t moe_packed_bytes(int64_t rows, int64_t cols)
 {

@@ -8,9 +8,9 @@
  *     tokens     gate/up: the tile's columns of the same stages, gathered by cp.async, 128-byte swizzle
  *                down: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row
  *
- * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile; with PIECE > 0 the chain is
- * added to f32 sums every PIECE * 128 columns. Columns of a product do not influence each other, so rows of a token tile that do not exist
- * are left as they are in shared memory. */
+ * Sums: chains of products over pieces of the columns (moe_piece, given by the shape alone), the pieces added in ascending order, whatever
+ * the width of the token tile. Columns of a product do not influence each other, so rows of a token tile that do not exist are left as
+ * they are in shared memory. */
 #include "device/gpu/gpu_moe.h"
 #include "device/gpu/gpu_moe_pack.h"
 #include "device/gpu/sm90.h"
@@ -21,6 +21,7 @@ struct product {
     const uint8_t *weights;  /* packed, [experts][row_tiles][kblocks] tiles */
     const float *row_scale;  /* [experts][row_tiles * 64] in order of positions */
     int row_tiles, kblocks;
+    int piece;               /* column blocks of a chain of products */
     int chunk, chunks;       /* row groups of an item, items of a token tile */
     const gpu_moe_tile *tiles;
     const int32_t *tile_count;
@@ -35,10 +36,9 @@ struct product {
 
 /* WGS consumer warpgroups, token tiles of at most NMAX, KPS blocks of 128 columns per stage, BUFS token tiles of the down product,
  * BLOCKS blocks per multiprocessor. */
-template <bool GATE_UP_, int WGS_, int NMAX_, int STAGES_, int KPS_, int BUFS_, int PIECE_, int BLOCKS_> struct config {
+template <bool GATE_UP_, int WGS_, int NMAX_, int STAGES_, int KPS_, int BUFS_, int BLOCKS_> struct config {
     static constexpr bool GATE_UP = GATE_UP_;
-    static constexpr int WGS = WGS_, NMAX = NMAX_, STAGES = STAGES_, KPS = KPS_, BUFS = BUFS_, PIECE = PIECE_, BLOCKS = BLOCKS_;
-    static_assert(PIECE % 2 == 0 || KPS == 1, "a stage does not cross the end of a piece");
+    static constexpr int WGS = WGS_, NMAX = NMAX_, STAGES = STAGES_, KPS = KPS_, BUFS = BUFS_, BLOCKS = BLOCKS_;
     static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : 1;
     static constexpr int THREADS = WGS * 128 + 32 + TOKEN_WARPS * 32;
     static constexpr int WEIGHT_STAGE = WGS * KPS * MOE_TILE_BYTES;
@@ -357,7 +357,8 @@ __device__ __forceinline__ void block_multiply(uint32_t weights, uint32_t tokens
 /* Sums of one row tile over all columns. Column blocks go in pairs with a register set each, so that one is decoded while the products of
  * the other run; a branch between the two would make the compiler serialise them, so the odd last block stands apart. */
 template <class C, int N> struct tile_sums {
-    static constexpr int SUMS = C::PIECE > 0 ? N / 2 : 1;
+    static constexpr bool PIECES = C::GATE_UP; /* the columns of the down product are few: one piece */
+    static constexpr int SUMS = PIECES ? N / 2 : 1;
     const product &p;
     const places &s;
     const consumer &c;
@@ -372,7 +373,7 @@ template <class C, int N> struct tile_sums {
     {
     }
 
-    template <int IN_STAGE> __device__ __forceinline__ void block(int kb, uint32_t (&a)[4][4], bool last_of_stage)
+    template <int IN_STAGE> __device__ __forceinline__ void block(int kb, bool begins, uint32_t (&a)[4][4], bool last_of_stage)
     {
         if (IN_STAGE == 0) {
             sm90_barrier_wait(s.full + 8 * r.at, r.parity);
@@ -382,7 +383,7 @@ template <class C, int N> struct tile_sums {
         uint32_t weights = s.weights + r.at * C::WEIGHT_STAGE + (c.group * C::KPS + IN_STAGE) * MOE_TILE_BYTES;
         uint32_t tokens = C::GATE_UP ? s.tokens + r.at * C::TOKEN_STAGE + IN_STAGE * (C::NMAX * MOE_TILE_COLS)
                                      : tile_tokens + kb * (C::NMAX * MOE_TILE_COLS);
-        block_multiply<C, N>(weights, tokens, c.thread, d, a, C::PIECE > 0 ? kb % (C::PIECE + !C::PIECE) == 0 : kb == 0);
+        block_multiply<C, N>(weights, tokens, c.thread, d, a, begins);
         if (IN_STAGE == 0 && kb > 0)
             release(c, s.empty + 8 * before.at);
         if (last_of_stage) {
@@ -398,24 +399,25 @@ template <class C, int N> struct tile_sums {
         for (int k = 0; k < N / 2; k++)
             asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[k])); /* or the sums of every width take registers all the time */
         for (int kb = 0; kb < p.kblocks;) {
-            int stop = C::PIECE > 0 && kb + C::PIECE < p.kblocks ? kb + C::PIECE : p.kblocks;
+            int start = kb, stop = PIECES && kb + p.piece < p.kblocks ? kb + p.piece : p.kblocks;
             for (; kb + 1 < stop; kb += 2) {
-                block<0>(kb, a[0], C::KPS == 1);
-                block<C::KPS - 1>(kb + 1, a[1], true);
+                block<0>(kb, kb == start, a[0], C::KPS == 1);
+                block<C::KPS - 1>(kb + 1, false, a[1], true);
             }
             sm90_wgmma_wait<0>();
             if (kb < stop) {
-                block<0>(kb++, a[0], true);
+                block<0>(kb, kb == start, a[0], true);
+                kb++;
                 sm90_wgmma_wait<0>();
             }
             sm90_wgmma_pin(d);
 #pragma unroll
-            for (int k = 0; k < SUMS && C::PIECE > 0; k++)
+            for (int k = 0; k < SUMS && PIECES; k++)
                 sums[k] += d[k]; /* the first of them to 0: exact */
         }
         release(c, s.empty + 8 * before.at);
 #pragma unroll
-        for (int k = 0; k < SUMS && C::PIECE > 0; k++)
+        for (int k = 0; k < SUMS && PIECES; k++)
             d[k] = sums[k];
     }
 };
@@ -496,7 +498,7 @@ template <class C> __device__ void consume(const product &p, const places &s, in
             WIDTH(96)
             WIDTH(128)
         } else {
-            WIDTH(256)
+            WIDTH(160)
         }
 #undef WIDTH
     }
@@ -568,24 +570,22 @@ struct variant {
     gpu_status (*gate_up)(product p, int blocks, gpu_stream stream), (*down)(product p, int blocks, gpu_stream stream);
 };
 
-#define VARIANT(name, chunk, WGS, NMAX, STAGES_UP, STAGES_DOWN, KPS, BUFS, PIECE, BLOCKS)                                        \
+#define VARIANT(name, chunk, WGS, NMAX, STAGES_UP, STAGES_DOWN, KPS, BUFS, BLOCKS)                                              \
     {                                                                                                                           \
-        name, NMAX, chunk, product_init<config<true, WGS, NMAX, STAGES_UP, KPS, 1, PIECE, BLOCKS>>,                             \
-            product_init<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, PIECE, BLOCKS>>,                                      \
-            product_launch<config<true, WGS, NMAX, STAGES_UP, KPS, 1, PIECE, BLOCKS>>,                                          \
-            product_launch<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, PIECE, BLOCKS>>                                     \
+        name, NMAX, chunk, product_init<config<true, WGS, NMAX, STAGES_UP, KPS, 1, BLOCKS>>,                                    \
+            product_init<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS>>,                                             \
+            product_launch<config<true, WGS, NMAX, STAGES_UP, KPS, 1, BLOCKS>>,                                                 \
+            product_launch<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS>>                                            \
     }
 
 const variant variants[] = {
-    VARIANT("n8", 4, 1, 8, 10, 10, 2, 2, 0, 2),
-    VARIANT("n16", 8, 1, 16, 8, 9, 2, 2, 0, 2),
-    VARIANT("n32", 8, 1, 32, 6, 7, 2, 2, 0, 2),
-    VARIANT("n64x2", 12, 2, 64, 12, 12, 1, 2, 0, 1),
-    VARIANT("n128x2", 12, 2, 128, 8, 8, 1, 2, 0, 1),
-    VARIANT("n256x2", 12, 2, 256, 5, 8, 1, 1, 0, 1),
-    VARIANT("n8/512", 4, 1, 8, 10, 10, 2, 2, 4, 2),
-    VARIANT("n8/128", 4, 1, 8, 14, 14, 1, 2, 1, 2),
-    VARIANT("n128x2/512", 12, 2, 128, 8, 8, 1, 2, 4, 1),
+    VARIANT("n8", 4, 1, 8, 10, 10, 2, 2, 2),
+    VARIANT("n8b3", 4, 1, 8, 6, 7, 2, 2, 3),
+    VARIANT("n8b4", 4, 1, 8, 9, 9, 1, 2, 4),
+    VARIANT("n16b3", 8, 1, 16, 5, 6, 2, 2, 3),
+    VARIANT("n32", 8, 1, 32, 6, 7, 2, 2, 2),
+    VARIANT("n64x2", 12, 2, 64, 12, 12, 1, 2, 1),
+    VARIANT("n128x2", 12, 2, 128, 8, 8, 1, 2, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
 
@@ -621,6 +621,7 @@ extern "C" gpu_status gpu_moe_sm90_run(const gpu_moe_args *a, int gate_up, int v
     p.row_scale = gate_up ? a->weights.gate_up_scale : a->weights.down_scale;
     p.row_tiles = (gate_up ? 2 * s->inter : s->hidden) / MOE_TILE_ROWS;
     p.kblocks = (gate_up ? s->hidden : s->inter) / MOE_TILE_COLS;
+    p.piece = moe_piece(p.kblocks);
     p.chunk = gate_up ? 1 : variants[v].chunk;
     p.tiles = a->scratch.tiles;
     p.tile_count = a->scratch.tile_count;
