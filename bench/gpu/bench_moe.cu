@@ -413,7 +413,8 @@ static void check(const gpu_moe_shape *s)
     printf("check hidden %d inter %d: %llu of %lld groups rounded\n", s->hidden, s->inter, l.lowered,
            (long long)(s->experts + s->shared) * 3 * s->inter * s->hidden / 32);
     for (int v = 0; gpu_moe_variant_name(v); v++)
-        check_one(s, &l, 3 * gpu_moe_variant_width(v) / 2 + 1, v, false);
+        if (gpu_moe_variant_fits(v, s))
+            check_one(s, &l, 3 * gpu_moe_variant_width(v) / 2 + 1, v, false);
     const int rows[] = {1, 1024};
     for (int r : rows)
         check_one(s, &l, r, -1, false);
@@ -441,6 +442,8 @@ static void same(const gpu_moe_shape *s)
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(first, p.out, bytes, cudaMemcpyDeviceToHost));
     for (int v = 0; gpu_moe_variant_name(v); v++) {
+        if (!gpu_moe_variant_fits(v, s))
+            continue;
         p.args.variant = v;
         int wrong = 0, repeated = 0;
         for (int again = 0; again < 3; again++) {
@@ -552,7 +555,7 @@ static void time_all(const gpu_moe_shape *s, bool balanced, int what)
         }
         for (int v = 0; gpu_moe_variant_name(v); v++) {
             int width = gpu_moe_variant_width(v), each = r * s->topk / s->experts;
-            if (width <= 8 ? r <= 64 : width <= 32 ? r >= 16 && r <= 1024 : width <= 64 ? r >= 64 && r <= 1024 : r >= 1024)
+            if (width <= 8 ? r <= 64 : width <= 32 ? r >= 16 && r <= 1024 : width <= 64 ? r >= 128 && r <= 1024 : r >= 1024)
                 if (each <= 4 * width)
                     time_rows(s, weights, SETS, r, balanced, v);
         }

@@ -157,19 +157,24 @@ static void test_pack_lowered(void **state)
     weights_free(&w);
 }
 
-/* gate and up of one column are rows g and g + 8 of a thread, columns of a tile are neighbours; rows of down come in pairs. */
+/* gate and up of one column lie in one thread; what a thread has of both tiles of a pair are neighbours. */
 static void test_positions(void **state)
 {
     (void)state;
     for (int position = 0; position < 2 * INTER; position++) {
-        int g = position % 8, h = position / 8 % 2, warp = position / 16;
-        assert_int_equal(moe_row_at(MOE_GATE_UP, position, INTER), warp * 8 + g + h * INTER);
-        assert_int_equal(moe_row_at(MOE_DOWN, position, INTER), warp * 16 + 2 * g + h);
+        int other = position ^ 8, pair = position ^ 64, first = position % 128 < 64, gate = position % 16 < 8;
+        int column = moe_row_at(MOE_GATE_UP, position, INTER), row = moe_row_at(MOE_DOWN, position, INTER);
+        assert_int_equal(moe_row_at(MOE_GATE_UP, other, INTER), column + (gate ? INTER : -INTER));
+        assert_int_equal(moe_row_at(MOE_GATE_UP, pair, INTER), column + (first ? 1 : -1));
+        assert_int_equal(moe_row_at(MOE_DOWN, other, INTER), row + (gate ? 1 : -1));
+        assert_int_equal(moe_row_at(MOE_DOWN, pair, INTER), row + (first ? 2 : -2));
+        assert_int_equal(column % INTER / 64, position / 128);
+        assert_int_equal(row / 128, position / 128);
     }
     uint8_t byte = 0;
     float scale = 0;
-    assert_int_equal(moe_pack_host(MOE_DOWN, &byte, &byte, 32, 128, &byte, &scale), -1);
-    assert_int_equal(moe_pack_host(MOE_DOWN, &byte, &byte, 64, 96, &byte, &scale), -1);
+    assert_int_equal(moe_pack_host(MOE_DOWN, &byte, &byte, 64, 128, &byte, &scale), -1);
+    assert_int_equal(moe_pack_host(MOE_DOWN, &byte, &byte, 128, 96, &byte, &scale), -1);
 }
 
 int main(void)

@@ -6,7 +6,13 @@
 
 namespace {
 
-enum { SORT_THREADS = 1024, COMBINE_THREADS = 256, MOST_EXPERTS = SORT_THREADS };
+enum {
+    SORT_THREADS = 1024,
+    COMBINE_THREADS = 256,
+    MOST_EXPERTS = SORT_THREADS,
+    MOST_SLOTS = 32,
+    ONE_LAUNCH_ROWS = 128 /* up to here every block finds the places of its row by itself, and one launch does all */
+};
 
 struct preparation {
     gpu_moe_shape shape;
@@ -43,14 +49,28 @@ __device__ __forceinline__ void load_8(const preparation &p, int64_t at, float (
     }
 }
 
-/* One row to e4m3 with the scale largest / 448. */
-__device__ void round_row(const preparation &p, int row, float *shared)
+/* Where a pair lies: its token tile begins at pair `first` and has `count` rows, of which it is number `row`. */
+struct place {
+    int first, count, row;
+};
+
+/* The tile of an expert's pair number `rank`, when `count` pairs from `first` are cut into tiles of at most `width`, as equal as can be: the
+ * first count % tiles tiles have one row more. */
+__device__ __forceinline__ place place_of(int first, int count, int width, int rank)
 {
-    int at = threadIdx.x * 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool mine = at < p.shape.hidden;
-    float v[8] = {}, top = 0.0f;
-    if (mine)
-        load_8(p, (int64_t)row * p.shape.hidden + at, v);
+    int tiles = (count + width - 1) / width, part = count / tiles, longer = count % tiles, edge = longer * (part + 1);
+    int tile = rank < edge ? rank / (part + 1) : longer + (rank - edge) / part;
+    int begin = tile < longer ? tile * (part + 1) : edge + (tile - longer) * part;
+    place at = {first + begin, tile < longer ? part + 1 : part, rank - begin};
+    return at;
+}
+
+/* One row to e4m3 with the scale largest / 448, copied into the token tiles of its experts. A tile is stored as the products read it: blocks
+ * of 128 columns, in each the tile's rows of 128 bytes, swizzled. */
+__device__ void round_row(const preparation &p, int row, const float (&v)[8], const place *places, float *shared)
+{
+    int at = threadIdx.x * 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slots = p.shape.topk + p.shape.shared;
+    float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         top = fmaxf(top, fabsf(v[i]));
@@ -60,17 +80,21 @@ __device__ void round_row(const preparation &p, int row, float *shared)
     __syncthreads();
     top = warp_largest(shared[lane]); /* SORT_THREADS / 32 = 32 warps */
     float f = top > 1e-30f ? 448.0f / top : 0.0f;
-    if (mine) {
-        uint2 codes;
-        codes.x = sm90_e4m3_pair(v[0] * f, v[1] * f) | (uint32_t)sm90_e4m3_pair(v[2] * f, v[3] * f) << 16;
-        codes.y = sm90_e4m3_pair(v[4] * f, v[5] * f) | (uint32_t)sm90_e4m3_pair(v[6] * f, v[7] * f) << 16;
-        *(uint2 *)(p.scratch.x_codes + (int64_t)row * p.shape.hidden + at) = codes;
-    }
     if (threadIdx.x == 0)
         p.scratch.x_scale[row] = top * (1.0f / 448.0f);
+    if (at >= p.shape.hidden)
+        return;
+    uint2 codes;
+    codes.x = sm90_e4m3_pair(v[0] * f, v[1] * f) | (uint32_t)sm90_e4m3_pair(v[2] * f, v[3] * f) << 16;
+    codes.y = sm90_e4m3_pair(v[4] * f, v[5] * f) | (uint32_t)sm90_e4m3_pair(v[6] * f, v[7] * f) << 16;
+    for (int slot = 0; slot < slots; slot++) {
+        place t = places[slot];
+        uint8_t *tile = p.scratch.x_codes + (int64_t)t.first * p.shape.hidden + (at / 128 * t.count + t.row) * 128;
+        *(uint2 *)(tile + ((at % 128 / 16 ^ t.row % 8) << 4) + at % 16) = codes;
+    }
 }
 
-/* Sums over the threads before this one; *total over all. One number per thread and list. */
+/* Sums of x and y over the threads before this one. */
 __device__ int2 exclusive_sum(int2 v, int2 *shared)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -84,51 +108,115 @@ __device__ int2 exclusive_sum(int2 v, int2 *shared)
     if (lane == 31)
         shared[warp] = s;
     __syncthreads();
-    int2 before = make_int2(0, 0);
-    for (int w = 0; w < warp; w++)
-        before.x += shared[w].x, before.y += shared[w].y;
+    int2 w = shared[lane], before = make_int2(lane < warp ? w.x : 0, lane < warp ? w.y : 0);
+    before.x = __reduce_add_sync(0xFFFFFFFFu, before.x);
+    before.y = __reduce_add_sync(0xFFFFFFFFu, before.y);
     return make_int2(before.x + s.x - v.x, before.y + s.y - v.y);
 }
 
-/* Pairs sorted by expert and cut into token tiles of nearly equal size. The order of an expert's pairs has no meaning. */
-__device__ void sort_pairs(const preparation &p, int *next, int2 *shared)
+/* Pairs of each expert: thread e has those of expert e. */
+__device__ __forceinline__ int count_pairs(const preparation &p, int *counts)
 {
-    const gpu_moe_shape &s = p.shape;
-    int e = threadIdx.x, slots = s.topk + s.shared, routed = p.rows * s.topk;
-    next[e] = 0;
+    int e = threadIdx.x;
+    counts[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < routed; i += SORT_THREADS)
-        atomicAdd(&next[__ldcg(p.experts + i)], 1);
+    for (int i = threadIdx.x; i < p.rows * p.shape.topk; i += SORT_THREADS)
+        atomicAdd(&counts[__ldcg(p.experts + i)], 1);
     __syncthreads();
-    int count = e < s.experts ? next[e] : e == s.experts && s.shared ? p.rows : 0, tiles = (count + p.width - 1) / p.width;
-    int2 first = exclusive_sum(make_int2(count, tiles), shared); /* its barrier stands between the reads above and the writes below */
-    next[e] = first.x;
+    return e < p.shape.experts ? counts[e] : e == p.shape.experts && p.shape.shared ? p.rows : 0;
+}
+
+__device__ __forceinline__ void write_tiles(const preparation &p, int e, int first_pair, int count, int first_tile, int tiles)
+{
     for (int i = 0, at = 0; i < tiles; i++) {
         int part = count / tiles + (i < count % tiles);
-        *(int4 *)(p.scratch.tiles + first.y + i) = make_int4(e, first.x + at, part, 0);
+        *(int4 *)(p.scratch.tiles + first_tile + i) = make_int4(e, first_pair + at, part, 0);
         at += part;
     }
     if (e == SORT_THREADS - 1)
-        *p.scratch.tile_count = first.y + tiles;
-    __syncthreads();
-    for (int i = threadIdx.x; i < routed; i += SORT_THREADS)
-        p.scratch.pairs[atomicAdd(&next[__ldcg(p.experts + i)], 1)] = i / s.topk * slots + i % s.topk;
-    if (s.shared)
-        for (int row = threadIdx.x; row < p.rows; row += SORT_THREADS)
-            p.scratch.pairs[routed + row] = row * slots + s.topk;
+        *p.scratch.tile_count = first_tile + tiles;
 }
 
-/* Block 0 sorts, the others round one row each. */
+/* Few rows: one block per row. Each counts all pairs, and finds the places of its own. */
 __global__ void __launch_bounds__(SORT_THREADS) moe_prepare(const __grid_constant__ preparation p)
 {
-    __shared__ int next[MOST_EXPERTS];
-    __shared__ int2 shared[SORT_THREADS / 32];
+    __shared__ int counts[MOST_EXPERTS], firsts[MOST_EXPERTS], ranks[MOST_SLOTS], mine[MOST_SLOTS];
+    __shared__ int2 sums[SORT_THREADS / 32];
+    __shared__ float tops[SORT_THREADS / 32];
+    __shared__ place places[MOST_SLOTS];
+    const gpu_moe_shape &s = p.shape;
+    int e = threadIdx.x, row = blockIdx.x, slots = s.topk + s.shared;
     sm90_launch_wait();
     sm90_launch_next();
-    if (blockIdx.x == 0)
-        sort_pairs(p, next, shared);
-    else
-        round_row(p, blockIdx.x - 1, (float *)shared);
+    float v[8] = {};
+    if (threadIdx.x * 8 < s.hidden)
+        load_8(p, (int64_t)row * s.hidden + threadIdx.x * 8, v);
+    if (threadIdx.x < slots) {
+        mine[threadIdx.x] = (int)threadIdx.x < s.topk ? __ldcg(p.experts + row * s.topk + threadIdx.x) : s.experts;
+        ranks[threadIdx.x] = (int)threadIdx.x < s.topk ? 0 : row;
+    }
+    int count = count_pairs(p, counts), tiles = (count + p.width - 1) / p.width;
+    for (int i = threadIdx.x; i < row * s.topk; i += SORT_THREADS) {
+        int expert = __ldcg(p.experts + i);
+        for (int k = 0; k < s.topk; k++)
+            if (mine[k] == expert)
+                atomicAdd(&ranks[k], 1);
+    }
+    int2 first = exclusive_sum(make_int2(count, tiles), sums);
+    counts[e] = count;
+    firsts[e] = first.x;
+    if (row == 0)
+        write_tiles(p, e, first.x, count, first.y, tiles);
+    __syncthreads();
+    if (threadIdx.x < slots) {
+        int expert = mine[threadIdx.x], rank = ranks[threadIdx.x];
+        places[threadIdx.x] = place_of(firsts[expert], counts[expert], p.width, rank);
+        p.scratch.pairs[firsts[expert] + rank] = row * slots + (int)threadIdx.x;
+    }
+    __syncthreads();
+    round_row(p, row, v, places, tops);
+}
+
+/* Many rows: one block sorts, then one block per row. The order of an expert's pairs has no meaning. */
+__global__ void __launch_bounds__(SORT_THREADS) moe_sort(const __grid_constant__ preparation p)
+{
+    __shared__ int counts[MOST_EXPERTS], next[MOST_EXPERTS], firsts[MOST_EXPERTS];
+    __shared__ int2 sums[SORT_THREADS / 32];
+    const gpu_moe_shape &s = p.shape;
+    int e = threadIdx.x, slots = s.topk + s.shared;
+    sm90_launch_wait();
+    sm90_launch_next();
+    int count = count_pairs(p, counts), tiles = (count + p.width - 1) / p.width;
+    int2 first = exclusive_sum(make_int2(count, tiles), sums);
+    next[e] = 0;
+    counts[e] = count;
+    firsts[e] = first.x;
+    write_tiles(p, e, first.x, count, first.y, tiles);
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.rows * slots; i += SORT_THREADS) {
+        int row = i / slots, slot = i % slots, expert = slot < s.topk ? __ldcg(p.experts + row * s.topk + slot) : s.experts;
+        int rank = slot < s.topk ? atomicAdd(&next[expert], 1) : row;
+        place t = place_of(firsts[expert], counts[expert], p.width, rank);
+        p.scratch.pairs[t.first + t.row] = i;
+        p.scratch.places[i] = make_int4(t.first, t.count, t.row, 0);
+    }
+}
+
+__global__ void __launch_bounds__(SORT_THREADS) moe_round(const __grid_constant__ preparation p)
+{
+    __shared__ float tops[SORT_THREADS / 32];
+    __shared__ place places[MOST_SLOTS];
+    int row = blockIdx.x, slots = p.shape.topk + p.shape.shared;
+    float v[8] = {};
+    if (threadIdx.x * 8 < p.shape.hidden)
+        load_8(p, (int64_t)row * p.shape.hidden + threadIdx.x * 8, v); /* written before the sort began */
+    sm90_launch_wait();
+    sm90_launch_next();
+    if (threadIdx.x < slots) {
+        int4 t = __ldcg(p.scratch.places + row * slots + threadIdx.x);
+        places[threadIdx.x] = {t.x, t.y, t.z};
+    }
+    round_row(p, row, v, places, tops); /* its barrier makes places visible */
 }
 
 /* out = sum over a row's experts in the order of its slots, the shared expert last. */
@@ -230,6 +318,8 @@ extern "C" const char *gpu_moe_supports(const gpu_moe_shape *s)
         return "the GPU's expert kernels need an expert width on this rank that is a multiple of 128 and at most 512; raise --tp";
     if (s->experts + s->shared > MOST_EXPERTS)
         return "the GPU's expert kernels take at most 1024 experts, the shared one included";
+    if (s->topk + s->shared > MOST_SLOTS)
+        return "the GPU's expert kernels take at most 31 experts per token";
     if (s->shared != 0 && s->shared != 1)
         return "the GPU's expert kernels take one shared expert of the width of the others, or none";
     return nullptr;
@@ -239,8 +329,8 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
 {
     size_t pairs = (size_t)rows * (size_t)(s->topk + s->shared), at = 0;
     size_t tiles = (size_t)(s->experts + s->shared) + pairs / 8 + 1;
-    size_t bytes[] = {(size_t)rows * s->hidden,     rows * sizeof(float), pairs * sizeof(int32_t),
-                      tiles * sizeof(gpu_moe_tile), sizeof(int32_t),      pairs * s->inter * 2, pairs * s->hidden * 2};
+    size_t bytes[] = {pairs * s->hidden * 2,        rows * sizeof(float), pairs * sizeof(int32_t), pairs * sizeof(int4),
+                      tiles * sizeof(gpu_moe_tile), sizeof(int32_t),      pairs * s->inter * 2};
     uint8_t *places[7];
     for (int i = 0; i < 7; i++) {
         places[i] = (uint8_t *)memory + at;
@@ -248,12 +338,13 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
     }
     if (out) {
         out->x_codes = places[0];
+        out->y = (uint16_t *)places[0];
         out->x_scale = (float *)places[1];
         out->pairs = (int32_t *)places[2];
-        out->tiles = (gpu_moe_tile *)places[3];
-        out->tile_count = (int32_t *)places[4];
-        out->act = (uint16_t *)places[5];
-        out->y = (uint16_t *)places[6];
+        out->places = (int4 *)places[3];
+        out->tiles = (gpu_moe_tile *)places[4];
+        out->tile_count = (int32_t *)places[5];
+        out->act = (uint16_t *)places[6];
     }
     return at;
 }
@@ -272,9 +363,10 @@ extern "C" gpu_status gpu_moe_pack(int gate_up, const uint8_t *codes, const uint
 extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
 {
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
-    if (rows <= 8)
-        return 1;
-    return each <= 6 ? 3 : each <= 16 ? 4 : each <= 48 ? 5 : 6;
+    int variant = rows <= 1 ? 3 : rows <= 8 ? 1 : each <= 6 ? 4 : each <= 16 ? 5 : each <= 36 ? 6 : each <= 56 ? 7 : 9;
+    while (!gpu_moe_variant_fits(variant, s))
+        variant--;
+    return variant;
 }
 
 extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream stream)
@@ -284,7 +376,12 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
     gpu_status status = GPU_OK;
     if (stages & GPU_MOE_PREPARE) {
         preparation p = {*s, a->scratch, a->rows, gpu_moe_variant_width(variant), a->x, a->x_type, a->experts};
-        status = launch(moe_prepare, dim3(1 + a->rows), SORT_THREADS, stream, p);
+        if (a->rows <= ONE_LAUNCH_ROWS)
+            status = launch(moe_prepare, dim3(a->rows), SORT_THREADS, stream, p);
+        else
+            status = launch(moe_sort, dim3(1), SORT_THREADS, stream, p);
+        if (status == GPU_OK && a->rows > ONE_LAUNCH_ROWS)
+            status = launch(moe_round, dim3(a->rows), SORT_THREADS, stream, p);
     }
     if (status == GPU_OK && stages & GPU_MOE_GATE_UP)
         status = gpu_moe_sm90_run(a, 1, variant, stream);

@@ -1,8 +1,8 @@
 /* Routed and shared experts of one layer on the GPU: y = sum of weight * down(silu(gate(h)) * up(h)) over a row's experts, the shared one
  * last. Weights are MXFP4 in the layout of gpu_moe_pack.h, activations e4m3 with one scale per row, sums f32.
  *
- * Four launches: rows are rounded to e4m3 and (row, expert) pairs sorted by expert; gate and up with silu; down; the sum over a row's
- * experts. A row's result does not depend on the other rows or on the variant (widths of token tiles), bit for bit. */
+ * Launches: rows are rounded to e4m3 and (row, expert) pairs sorted by expert (one launch, two for many rows); gate and up with silu;
+ * down; the sum over a row's experts. A row's result does not depend on the other rows or on the variant (widths of token tiles), bit for bit. */
 #ifndef DEVICE_GPU_GPU_MOE_H
 #define DEVICE_GPU_GPU_MOE_H
 
@@ -31,13 +31,15 @@ typedef struct gpu_moe_tile {
 
 /* Memory of a step, shared by all layers. */
 typedef struct gpu_moe_scratch {
-    uint8_t *x_codes;      /* [rows][hidden] e4m3 */
+    uint8_t *x_codes;      /* [pairs][hidden] e4m3: token tiles one behind the other; of each, blocks of 128 columns; of each, the
+                              tile's rows of 128 bytes, swizzled */
     float *x_scale;        /* [rows] */
     int32_t *pairs;        /* [rows * (topk + shared)] row * (topk + shared) + slot, sorted by expert */
+    int4 *places;          /* [pairs], not sorted: first pair and rows of its token tile, its row there */
     gpu_moe_tile *tiles;
     int32_t *tile_count;   /* one number */
     uint16_t *act;         /* [pairs][inter] bf16, sorted */
-    uint16_t *y;           /* [rows][topk + shared][hidden] bf16, without routing weights */
+    uint16_t *y;           /* [rows][topk + shared][hidden] bf16, without routing weights; in the place of x_codes, then unused */
 } gpu_moe_scratch;
 
 typedef enum gpu_moe_input { GPU_MOE_F32, GPU_MOE_BF16 } gpu_moe_input;
@@ -81,6 +83,7 @@ gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream stream);
 /* Names of the variants, for measurements; NULL behind the last one. */
 const char *gpu_moe_variant_name(int variant);
 int gpu_moe_variant_width(int variant); /* pairs of a token tile, at most */
+int gpu_moe_variant_fits(int variant, const gpu_moe_shape *s);
 int gpu_moe_variant_for(const gpu_moe_shape *s, int rows);
 
 /* Device side of the two products; used by gpu_moe_run. */

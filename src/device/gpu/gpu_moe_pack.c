@@ -39,7 +39,7 @@ static int64_t pack_tile(moe_order order, const uint8_t *codes, const uint8_t *s
 
 int64_t moe_pack_host(moe_order order, const uint8_t *codes, const uint8_t *scales, int rows, int cols, uint8_t *packed, float *row_scales)
 {
-    if (rows % MOE_TILE_ROWS != 0 || cols % MOE_TILE_COLS != 0)
+    if (rows % (2 * MOE_TILE_ROWS) != 0 || cols % MOE_TILE_COLS != 0)
         return -1;
     int64_t lowered = 0;
     for (int position = 0; position < rows; position++) {

@@ -16,8 +16,9 @@
  * own factor, 2^(largest - 127 - 6), is an f32 of its own. Groups more than 11 binades below the largest are rounded to scale 0 and
  * counted.
  *
- * Which row of the model lies at which position of a tile is the matter of MOE_GATE_UP (gate at g, up at g + 8: a thread has both) and
- * MOE_DOWN (even rows at g, odd rows at g + 8: a thread has two neighbours).
+ * Which row of the model lies at which position: tiles come in pairs (128 positions), so that a thread that has both tiles of a pair has
+ * neighbours. MOE_GATE_UP: gate at g, up at g + 8 of the same column; column 2 g in the first tile, 2 g + 1 in the second. MOE_DOWN: rows 4 g
+ * and 4 g + 1 at g and g + 8 of the first tile, 4 g + 2 and 4 g + 3 of the second.
  *
  * The functions below are compiled for the host and for the GPU. */
 #ifndef DEVICE_GPU_GPU_MOE_PACK_H
@@ -47,8 +48,8 @@ typedef enum moe_order { MOE_GATE_UP, MOE_DOWN } moe_order;
 /* The row at a position of the packed matrix. MOE_GATE_UP: rows 0..inter-1 are gate, inter..2 inter-1 are up. */
 MOE_BOTH int moe_row_at(moe_order order, int position, int inter)
 {
-    int block = position / 16, g = position % 8, h = position / 8 % 2;
-    return order == MOE_GATE_UP ? block * 8 + g + h * inter : block * 16 + 2 * g + h;
+    int pair = position / 128, tile = position / 64 % 2, warp = position / 16 % 4, g = position % 8, h = position / 8 % 2;
+    return order == MOE_GATE_UP ? pair * 64 + warp * 16 + 2 * g + tile + h * inter : pair * 128 + warp * 32 + 4 * g + 2 * tile + h;
 }
 
 /* Position and columns of word `word` (0..3) of piece `piece` of a thread (0..127). */
@@ -135,13 +136,6 @@ MOE_BOTH void moe_word_unpack(uint32_t word, int scale, uint32_t *a, uint32_t *b
     *b |= word & 0x80808080u;
 }
 
-/* Column blocks of 128 that are summed in one chain of matrix products before they are added in f32: a quarter of the columns, an even
- * number of blocks. Part of the result, so given by the shape alone. */
-MOE_BOTH int moe_piece(int kblocks)
-{
-    return (kblocks + 7) / 8 * 2;
-}
-
 /* Bytes of a packed matrix. */
 MOE_BOTH size_t moe_packed_bytes(int64_t rows, int64_t cols)
 {
@@ -154,7 +148,7 @@ extern "C" {
 
 /* Packs a matrix of `rows` x `cols` MXFP4 values as a checkpoint has it (codes [rows][cols/2], scales [rows][cols/32]) on the host. For
  * MOE_GATE_UP gate and up are given as one matrix of 2 inter rows. row_scales [rows] is in the order of positions. Returns how many groups
- * had to be rounded; -1 when rows is no multiple of 64 or cols none of 128. */
+ * had to be rounded; -1 when rows or cols is no multiple of 128. */
 int64_t moe_pack_host(moe_order order, const uint8_t *codes, const uint8_t *scales, int rows, int cols, uint8_t *packed, float *row_scales);
 
 #ifdef __cplusplus

@@ -1,16 +1,14 @@
-/* The two grouped products of the experts on Hopper: weights (64 rows) from registers, tokens (8..256 columns) from shared memory.
+/* The two grouped products of the experts on Hopper: weights (64 rows) from registers, tokens (8..128 columns) from shared memory.
  *
  * One kernel for gate/up and down. Blocks are persistent over a list of items; an item is a token tile of one expert and some row groups of
- * its matrix (a row group: 64 rows per consumer warpgroup). Roles of the warps:
+ * its matrix (a row group: MT tiles of 64 rows per consumer warpgroup). Roles of the warps:
  *
  *     consumers  1 or 2 warpgroups: packed weights from shared memory to registers, decoded to e4m3, multiplied, written out
- *     weights    one thread: bulk copies of packed tiles into a ring of stages
- *     tokens     gate/up: the tile's columns of the same stages, gathered by cp.async, 128-byte swizzle
- *                down: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row
+ *     copies     one thread: bulk copies of packed tiles, and for gate/up of the token tile's columns, into a ring of stages
+ *     tokens     down only: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row
  *
- * Sums: chains of products over pieces of the columns (moe_piece, given by the shape alone), the pieces added in ascending order, whatever
- * the width of the token tile. Columns of a product do not influence each other, so rows of a token tile that do not exist are left as
- * they are in shared memory. */
+ * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile. Columns of a product do not
+ * influence each other, so rows of a token tile that do not exist are left as they are in shared memory. */
 #include "device/gpu/gpu_moe.h"
 #include "device/gpu/gpu_moe_pack.h"
 #include "device/gpu/sm90.h"
@@ -21,27 +19,29 @@ struct product {
     const uint8_t *weights;  /* packed, [experts][row_tiles][kblocks] tiles */
     const float *row_scale;  /* [experts][row_tiles * 64] in order of positions */
     int row_tiles, kblocks;
-    int piece;               /* column blocks of a chain of products */
     int chunk, chunks;       /* row groups of an item, items of a token tile */
     const gpu_moe_tile *tiles;
     const int32_t *tile_count;
     const int32_t *pairs;
     int slots;               /* pairs of a row */
-    const uint8_t *x_codes;  /* gate/up: [rows][hidden] */
+    const uint8_t *x_codes;  /* gate/up: [pairs][hidden], token tiles in the layout of shared memory */
     const float *x_scale;
     uint16_t *act;           /* [pairs][inter]: output of gate/up, input of down */
     uint16_t *y;             /* down: [rows * slots][hidden] */
     int hidden, inter;
 };
 
-/* WGS consumer warpgroups, token tiles of at most NMAX, KPS blocks of 128 columns per stage, BUFS token tiles of the down product,
- * BLOCKS blocks per multiprocessor. */
-template <bool GATE_UP_, int WGS_, int NMAX_, int STAGES_, int KPS_, int BUFS_, int BLOCKS_> struct config {
+/* WGS consumer warpgroups with MT row tiles each, token tiles of at most NMAX, KPS blocks of 128 columns per stage, BUFS token tiles of the
+ * down product, BLOCKS blocks per multiprocessor. */
+template <bool GATE_UP_, int WGS_, int MT_, int NMAX_, int STAGES_, int KPS_, int BUFS_, int BLOCKS_> struct config {
     static constexpr bool GATE_UP = GATE_UP_;
-    static constexpr int WGS = WGS_, NMAX = NMAX_, STAGES = STAGES_, KPS = KPS_, BUFS = BUFS_, BLOCKS = BLOCKS_;
-    static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : 1;
+    static constexpr int WGS = WGS_, MT = MT_, NMAX = NMAX_, STAGES = STAGES_, KPS = KPS_, BUFS = BUFS_, BLOCKS = BLOCKS_;
+    static constexpr int PER_STAGE = MT * KPS; /* weight tiles of a stage and warpgroup */
+    static_assert(PER_STAGE <= 2, "two register sets alternate over the tiles of a stage");
+    static constexpr int GROUP = WGS * MT; /* row tiles of a row group */
+    static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : GATE_UP ? 0 : 1;
     static constexpr int THREADS = WGS * 128 + 32 + TOKEN_WARPS * 32;
-    static constexpr int WEIGHT_STAGE = WGS * KPS * MOE_TILE_BYTES;
+    static constexpr int WEIGHT_STAGE = WGS * PER_STAGE * MOE_TILE_BYTES;
     static constexpr int TOKEN_STAGE = KPS * NMAX * MOE_TILE_COLS;
     static constexpr int SCALES = (NMAX + 127) / 128; /* token scales that a thread loads */
 
@@ -51,7 +51,7 @@ template <bool GATE_UP_, int WGS_, int NMAX_, int STAGES_, int KPS_, int BUFS_, 
     }
     static size_t shared_bytes(int kblocks)
     {
-        return 1024 + (size_t)token_bytes(kblocks) + STAGES * WEIGHT_STAGE + 256 + sizeof(float) * NMAX * (BUFS + 2 * WGS + 1);
+        return 1024 + (size_t)token_bytes(kblocks) + STAGES * WEIGHT_STAGE + 256 + sizeof(float) * NMAX * (BUFS + 2 * WGS);
     }
 };
 
@@ -60,32 +60,30 @@ struct places {
     uint32_t tokens, weights; /* rings, or token tiles of the down product */
     uint32_t full, empty;     /* [STAGES] barriers */
     uint32_t tile_full, tile_empty; /* [BUFS] of the down product's token tiles */
-    float *tile_scale;        /* [BUFS][NMAX] */
-    float *scale;             /* [WGS][NMAX] of the tile being written out */
-    int32_t *row;             /* [WGS][NMAX] */
-    int32_t *source;          /* [NMAX] rows to gather */
+    uint32_t tile_scale;      /* [BUFS][NMAX] f32 */
+    uint32_t scale;           /* [WGS][NMAX] f32, of the tile being written out */
+    uint32_t row;             /* [WGS][NMAX] i32 */
 };
 
 template <class C> __device__ __forceinline__ places places_make(int kblocks)
 {
     extern __shared__ uint8_t memory[];
-    uintptr_t base = ((uintptr_t)memory + 1023) & ~(uintptr_t)1023;
-    uint8_t *p = (uint8_t *)base;
+    uint32_t p = (sm90_shared(memory) + 1023) & ~1023u;
+    asm volatile("" : "+r"(p)); /* else it is computed again wherever it is used */
     places s;
-    s.tokens = sm90_shared(p);
+    s.tokens = p;
     p += C::token_bytes(kblocks);
-    s.weights = sm90_shared(p);
+    s.weights = p;
     p += C::STAGES * C::WEIGHT_STAGE;
-    s.full = sm90_shared(p);
+    s.full = p;
     s.empty = s.full + 8 * C::STAGES;
     s.tile_full = s.empty + 8 * C::STAGES;
     s.tile_empty = s.tile_full + 8 * C::BUFS;
     static_assert(2 * C::STAGES + 2 * C::BUFS <= 32, "barriers fit into 256 bytes");
     p += 256;
-    s.tile_scale = (float *)p;
-    s.scale = s.tile_scale + C::BUFS * C::NMAX;
-    s.row = (int32_t *)(s.scale + C::WGS * C::NMAX);
-    s.source = s.row + C::WGS * C::NMAX;
+    s.tile_scale = p;
+    s.scale = s.tile_scale + 4 * C::BUFS * C::NMAX;
+    s.row = s.scale + 4 * C::WGS * C::NMAX;
     return s;
 }
 
@@ -112,72 +110,54 @@ __device__ __forceinline__ gpu_moe_tile tile_load(const product &p, int item)
 /* Row groups of an item. */
 template <class C> __device__ __forceinline__ void groups_of(const product &p, int item, int *first, int *end)
 {
-    int groups = p.row_tiles / C::WGS;
+    int groups = p.row_tiles / C::GROUP;
     *first = item % p.chunks * p.chunk;
     *end = *first + p.chunk < groups ? *first + p.chunk : groups;
 }
 
-/* ---- the weights thread ---- */
+/* ---- the copying thread ---- */
 
-template <class C> __device__ void weights_copy(const product &p, const places &s)
+/* A stage: packed tiles of all warpgroups, and for gate/up the token tile's rows of the same columns. */
+template <class C>
+__device__ __forceinline__ void stage_copy(const product &p, const places &s, const gpu_moe_tile &t, int at, const uint8_t *weights, int kb)
+{
+    int blocks = p.kblocks - kb < C::KPS ? p.kblocks - kb : C::KPS;
+    uint32_t bytes = blocks * MOE_TILE_BYTES, rows = C::GATE_UP ? t.count * MOE_TILE_COLS : 0, full = s.full + 8 * at;
+    sm90_barrier_expect(full, bytes * C::GROUP + rows * blocks);
+    uint32_t to = s.weights + at * C::WEIGHT_STAGE;
+#pragma unroll
+    for (int tile = 0; tile < C::GROUP; tile++)
+        sm90_copy_bulk(to + tile * C::KPS * MOE_TILE_BYTES, weights + ((int64_t)tile * p.kblocks + kb) * MOE_TILE_BYTES, bytes, full);
+    if (C::GATE_UP) {
+        const uint8_t *tokens = p.x_codes + (int64_t)t.first * p.hidden + kb * rows;
+#pragma unroll
+        for (int b = 0; b < C::KPS; b++)
+            if (b < blocks)
+                sm90_copy_bulk(s.tokens + at * C::TOKEN_STAGE + b * C::NMAX * MOE_TILE_COLS, tokens + b * rows, rows, full);
+    }
+}
+
+template <class C> __device__ void copies(const product &p, const places &s)
 {
     if (C::GATE_UP)
         sm90_launch_wait();
-    sm90_launch_next();
+    sm90_launch_next(); /* down: the list of tiles is complete, since gate/up let this launch begin only when it had the list itself */
     int items = __ldcg(p.tile_count) * p.chunks;
     ring<C::STAGES> r;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
         gpu_moe_tile t = tile_load(p, item);
         int group, end;
         for (groups_of<C>(p, item, &group, &end); group < end; group++) {
-            const uint8_t *from = p.weights + ((int64_t)t.expert * p.row_tiles + group * C::WGS) * p.kblocks * MOE_TILE_BYTES;
+            const uint8_t *weights = p.weights + ((int64_t)t.expert * p.row_tiles + group * C::GROUP) * p.kblocks * MOE_TILE_BYTES;
             for (int kb = 0; kb < p.kblocks; kb += C::KPS, r.next()) {
-                uint32_t bytes = (p.kblocks - kb < C::KPS ? p.kblocks - kb : C::KPS) * MOE_TILE_BYTES;
                 sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
-                sm90_barrier_expect(s.full + 8 * r.at, bytes * C::WGS);
-#pragma unroll
-                for (int w = 0; w < C::WGS; w++)
-                    sm90_copy_bulk(s.weights + r.at * C::WEIGHT_STAGE + w * C::KPS * MOE_TILE_BYTES,
-                                   from + ((int64_t)w * p.kblocks + kb) * MOE_TILE_BYTES, bytes, s.full + 8 * r.at);
+                stage_copy<C>(p, s, t, r.at, weights, kb);
             }
         }
     }
 }
 
 /* ---- the token warps ---- */
-
-/* gate/up: rows of x_codes, column blocks in step with the weights. */
-template <class C> __device__ void tokens_gather(const product &p, const places &s, int thread)
-{
-    sm90_launch_wait();
-    int items = __ldcg(p.tile_count) * p.chunks;
-    ring<C::STAGES> r;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        gpu_moe_tile t = tile_load(p, item);
-        sm90_warps_sync(1, C::TOKEN_WARPS * 32);
-        for (int n = thread; n < t.count; n += C::TOKEN_WARPS * 32)
-            s.source[n] = __ldcg(p.pairs + t.first + n) / p.slots;
-        sm90_warps_sync(1, C::TOKEN_WARPS * 32);
-        const uint8_t *from = p.x_codes + thread % 8 * 16;
-        int group, end;
-        for (groups_of<C>(p, item, &group, &end); group < end; group++) {
-            for (int kb = 0; kb < p.kblocks; kb += C::KPS, r.next()) {
-                sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
-                uint32_t to = s.tokens + r.at * C::TOKEN_STAGE;
-#pragma unroll
-                for (int b = 0; b < C::KPS; b++, to += C::NMAX * MOE_TILE_COLS) {
-                    if (kb + b >= p.kblocks)
-                        break;
-#pragma unroll 4
-                    for (int n = thread / 8; n < t.count; n += C::TOKEN_WARPS * 4)
-                        sm90_copy_16(to + n * 128 + ((thread % 8 ^ n % 8) << 4),
-                                     from + (int64_t)s.source[n] * p.hidden + (kb + b) * MOE_TILE_COLS);
-                }
-                sm90_barrier_arrive_copies(s.full + 8 * r.at);
-            }
-        }
-    }
-}
 
 __device__ __forceinline__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
@@ -196,7 +176,7 @@ __device__ __forceinline__ uint32_t four_codes(uint32_t p, uint32_t q, float f)
 
 /* down: the rows of a token tile, two at a time per warp, 8 values per lane and 256 columns. */
 template <class C>
-__device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, float *scale, int warp, int lane)
+__device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, uint32_t scale, int warp, int lane)
 {
     constexpr int ROWS = 2, SEGMENTS = 2;
     for (int n0 = warp * ROWS; n0 < t.count; n0 += C::TOKEN_WARPS * ROWS) {
@@ -223,15 +203,13 @@ __device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile 
                 break;
             float f = top[i] > 1e-30f ? 448.0f / top[i] : 0.0f;
             if (lane == 0)
-                scale[n] = top[i] * (1.0f / 448.0f);
+                sm90_store_4(scale + 4 * n, __float_as_uint(top[i] * (1.0f / 448.0f)));
 #pragma unroll
             for (int k = 0; k < SEGMENTS; k++) {
                 int col = k * 256 + lane * 8;
                 uint32_t to = tokens + col / 128 * C::NMAX * 128 + n * 128 + ((col % 128 / 16 ^ n % 8) << 4) + col % 16;
                 if (col < p.inter)
-                    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(four_codes(v[i][k].x, v[i][k].y, f)),
-                                 "r"(four_codes(v[i][k].z, v[i][k].w, f))
-                                 : "memory");
+                    sm90_store_8(to, four_codes(v[i][k].x, v[i][k].y, f), four_codes(v[i][k].z, v[i][k].w, f));
             }
         }
     }
@@ -245,7 +223,8 @@ template <class C> __device__ void tokens_round(const product &p, const places &
     for (int item = blockIdx.x; item < items; item += gridDim.x, r.next()) {
         gpu_moe_tile t = tile_load(p, item);
         sm90_barrier_wait(s.tile_empty + 8 * r.at, r.parity ^ 1);
-        tile_round<C>(p, t, s.tokens + r.at * C::NMAX * MOE_TILE_COLS * p.kblocks, s.tile_scale + r.at * C::NMAX, thread / 32, thread % 32);
+        tile_round<C>(p, t, s.tokens + r.at * C::NMAX * MOE_TILE_COLS * p.kblocks, s.tile_scale + 4 * r.at * C::NMAX, thread / 32,
+                      thread % 32);
         sm90_fence_async();
         __syncwarp();
         if (thread % 32 == 0)
@@ -270,17 +249,28 @@ __device__ __forceinline__ void unpack(uint32_t word, uint32_t lo, uint32_t hi, 
     b = permute(lo, hi, m >> 16) | (word & 0x80808080u);
 }
 
-/* The registers of 64 x 128 weights: a[s] for columns 32 s .. 32 s + 31. */
-__device__ __forceinline__ void weights_decode(uint32_t tile, int thread, uint32_t (&a)[4][4])
+/* What a thread has of a packed tile. */
+struct packed {
+    uint4 low, high; /* columns 0..63, 64..127 */
+    uint2 scales;
+};
+
+__device__ __forceinline__ packed packed_load(uint32_t tile, int thread)
 {
-    uint4 p0 = sm90_load_16(tile + thread * 16), p1 = sm90_load_16(tile + 2048 + thread * 16);
-    uint2 scales = sm90_load_8(tile + MOE_TILE_CODES + thread / 4 * 8);
-    uint32_t words[4][2] = {{p0.x, p0.y}, {p0.z, p0.w}, {p1.x, p1.y}, {p1.z, p1.w}};
+    packed w = {sm90_load_16(tile + thread * 16), sm90_load_16(tile + 2048 + thread * 16),
+                sm90_load_8(tile + MOE_TILE_CODES + thread / 4 * 8)};
+    return w;
+}
+
+/* The registers of 64 x 128 weights: a[s] for columns 32 s .. 32 s + 31. */
+__device__ __forceinline__ void packed_decode(const packed &w, uint32_t (&a)[4][4])
+{
+    uint32_t words[4][2] = {{w.low.x, w.low.y}, {w.low.z, w.low.w}, {w.high.x, w.high.y}, {w.high.z, w.high.w}};
 #pragma unroll
     for (int s = 0; s < 4; s++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t scale = permute(h ? scales.y : scales.x, 0, 0x4440 + s);
+            uint32_t scale = permute(h ? w.scales.y : w.scales.x, 0, 0x4440 + s);
             unpack(words[s][h], scale * 0x08080800u + 0x14100800u, scale * 0x08080808u + 0x24201C18u, a[s][h], a[s][2 + h]);
         }
 }
@@ -294,42 +284,57 @@ __device__ __forceinline__ float silu(float x)
     return x / (1.0f + __expf(-x));
 }
 
-/* gate/up: silu(gate) * up as bf16. A lane has one column and two rows; neighbours exchange so that each writes two columns of one row. */
-template <int N>
-__device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[N / 2],
-                                          float2 factor, const float *scale, int row_tile)
+/* gate/up: silu(gate) * up as bf16. Per token a lane has one column of each row tile; those of a pair of tiles are neighbours. */
+template <class C, int N>
+__device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[C::MT][N / 2],
+                                          const float2 (&factor)[C::MT], uint32_t scale, int row_tile)
 {
-    int g = c.lane / 4, odd = g & 1;
-    uint16_t *to = p.act + (int64_t)t.first * p.inter + row_tile * 32 + c.warp * 8 + (g & ~1);
+    uint16_t *to = p.act + (int64_t)t.first * p.inter + row_tile / 2 * 64 + c.warp * 16 + c.lane / 4 * 2 + row_tile % 2;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        int n = 8 * j + 2 * (c.lane % 4);
-        float2 token = *(const float2 *)(scale + n);
-        float v0 = silu(d[4 * j] * factor.x * token.x) * (d[4 * j + 2] * factor.y * token.x);
-        float v1 = silu(d[4 * j + 1] * factor.x * token.y) * (d[4 * j + 3] * factor.y * token.y);
-        float other = __shfl_xor_sync(0xFFFFFFFFu, odd ? v0 : v1, 4);
-        if (n + odd < t.count)
-            *(uint32_t *)(to + (int64_t)(n + odd) * p.inter) = odd ? sm90_bf16_pair(other, v1) : sm90_bf16_pair(v0, other);
+        uint2 tokens = sm90_load_8(scale + 4 * (8 * j + 2 * (c.lane % 4)));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int n = 8 * j + 2 * (c.lane % 4) + i;
+            float token = __uint_as_float(i ? tokens.y : tokens.x), v[C::MT];
+#pragma unroll
+            for (int m = 0; m < C::MT; m++)
+                v[m] = silu(d[m][4 * j + i] * factor[m].x * token) * (d[m][4 * j + 2 + i] * factor[m].y * token);
+            if (n >= t.count)
+                continue;
+            if (C::MT == 2)
+                *(uint32_t *)(to + (int64_t)n * p.inter) = sm90_bf16_pair(v[0], v[C::MT - 1]);
+            else
+                to[(int64_t)n * p.inter] = (uint16_t)sm90_bf16_pair(v[0], 0.0f);
+        }
     }
 }
 
-/* down: two neighbouring columns of two rows per lane. */
-template <int N>
-__device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[N / 2], float2 factor,
-                                        const float *scale, const int32_t *row, int row_tile)
+/* down: per token a lane has two neighbouring columns of each row tile, four of a pair of tiles. */
+template <class C, int N>
+__device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[C::MT][N / 2],
+                                        const float2 (&factor)[C::MT], uint32_t scale, uint32_t row, int row_tile)
 {
-    uint16_t *to = p.y + row_tile * 64 + c.warp * 16 + c.lane / 4 * 2;
+    uint16_t *to = p.y + row_tile / 2 * 128 + c.warp * 32 + c.lane / 4 * 4 + row_tile % 2 * 2;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        int n = 8 * j + 2 * (c.lane % 4);
-        float2 token = *(const float2 *)(scale + n);
-        int2 rows = *(const int2 *)(row + n);
-        if (n < t.count)
-            *(uint32_t *)(to + (int64_t)rows.x * p.hidden) =
-                sm90_bf16_pair(d[4 * j] * factor.x * token.x, d[4 * j + 2] * factor.y * token.x);
-        if (n + 1 < t.count)
-            *(uint32_t *)(to + (int64_t)rows.y * p.hidden) =
-                sm90_bf16_pair(d[4 * j + 1] * factor.x * token.y, d[4 * j + 3] * factor.y * token.y);
+        int n0 = 8 * j + 2 * (c.lane % 4);
+        uint2 tokens = sm90_load_8(scale + 4 * n0), rows = sm90_load_8(row + 4 * n0);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float token = __uint_as_float(i ? tokens.y : tokens.x);
+            uint32_t v[C::MT];
+#pragma unroll
+            for (int m = 0; m < C::MT; m++)
+                v[m] = sm90_bf16_pair(d[m][4 * j + i] * factor[m].x * token, d[m][4 * j + 2 + i] * factor[m].y * token);
+            if (n0 + i >= t.count)
+                continue;
+            uint16_t *at = to + (int64_t)(i ? rows.y : rows.x) * p.hidden;
+            if (C::MT == 2)
+                *(uint2 *)at = make_uint2(v[0], v[C::MT - 1]);
+            else
+                *(uint32_t *)at = v[0];
+        }
     }
 }
 
@@ -339,86 +344,115 @@ __device__ __forceinline__ void release(const consumer &c, uint32_t barrier)
         sm90_barrier_arrive(barrier);
 }
 
-/* One block of 128 columns: B is its token tile. The products of the block before are complete on return. */
-template <class C, int N>
-__device__ __forceinline__ void block_multiply(uint32_t weights, uint32_t tokens, int thread, float (&d)[N / 2], uint32_t (&a)[4][4],
-                                               bool begins)
-{
-    weights_decode(weights, thread, a);
-    uint64_t b = sm90_tile_128(tokens);
-    sm90_wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < 4; s++)
-        sm90_wgmma<N>::run(d, a[s], b + 2 * s, s > 0 || !begins);
-    sm90_wgmma_commit();
-    sm90_wgmma_wait<1>();
-}
-
-/* Sums of one row tile over all columns. Column blocks go in pairs with a register set each, so that one is decoded while the products of
- * the other run; a branch between the two would make the compiler serialise them, so the odd last block stands apart. */
-template <class C, int N> struct tile_sums {
-    static constexpr bool PIECES = C::GATE_UP; /* the columns of the down product are few: one piece */
-    static constexpr int SUMS = PIECES ? N / 2 : 1;
+/* Sums of a row group over all columns. Weight tiles go in pairs (two column blocks, or two row tiles) with a register set each, so that
+ * one is decoded while the products of the other run, and the packed form of the next one is loaded before. A branch around the products
+ * would make the compiler serialise them, so there is none: with one row tile the number of column blocks must be even. */
+template <class C, int N> struct group_sums {
     const product &p;
     const places &s;
     const consumer &c;
     uint32_t tile_tokens;
     ring<C::STAGES> &r, before;
-    float (&d)[N / 2];
-    float sums[SUMS] = {};
+    packed next; /* of the tile to be decoded next */
 
-    __device__ __forceinline__ tile_sums(const product &p_, const places &s_, const consumer &c_, uint32_t tokens, ring<C::STAGES> &r_,
-                                         float (&d_)[N / 2])
-        : p(p_), s(s_), c(c_), tile_tokens(tokens), r(r_), before(r_), d(d_)
+    __device__ __forceinline__ group_sums(const product &p_, const places &s_, const consumer &c_, uint32_t tokens, ring<C::STAGES> &r_)
+        : p(p_), s(s_), c(c_), tile_tokens(tokens), r(r_), before(r_)
     {
     }
 
-    template <int IN_STAGE> __device__ __forceinline__ void block(int kb, bool begins, uint32_t (&a)[4][4], bool last_of_stage)
+    __device__ __forceinline__ uint32_t tile_at(int stage, int i) const
     {
-        if (IN_STAGE == 0) {
-            sm90_barrier_wait(s.full + 8 * r.at, r.parity);
-            if (C::GATE_UP)
-                sm90_fence_async();
-        }
-        uint32_t weights = s.weights + r.at * C::WEIGHT_STAGE + (c.group * C::KPS + IN_STAGE) * MOE_TILE_BYTES;
-        uint32_t tokens = C::GATE_UP ? s.tokens + r.at * C::TOKEN_STAGE + IN_STAGE * (C::NMAX * MOE_TILE_COLS)
+        return s.weights + stage * C::WEIGHT_STAGE + (c.group * C::PER_STAGE + i) * MOE_TILE_BYTES;
+    }
+
+    __device__ __forceinline__ void prime()
+    {
+        sm90_barrier_wait(s.full + 8 * r.at, r.parity);
+        next = packed_load(tile_at(r.at, 0), c.thread);
+    }
+
+    /* Tile I of its stage. `ends`: the last of its stage; `more`: another one follows in this item. */
+    template <int I>
+    __device__ __forceinline__ void step(int kb, float (&d)[N / 2], uint32_t (&a)[4][4], bool first_of_group, bool ends, bool more)
+    {
+        packed_decode(next, a);
+        uint32_t tokens = C::GATE_UP ? s.tokens + r.at * C::TOKEN_STAGE + (C::KPS == 2 ? I : 0) * (C::NMAX * MOE_TILE_COLS)
                                      : tile_tokens + kb * (C::NMAX * MOE_TILE_COLS);
-        block_multiply<C, N>(weights, tokens, c.thread, d, a, begins);
-        if (IN_STAGE == 0 && kb > 0)
+        ring<C::STAGES> after = r;
+        if (ends)
+            after.next();
+        if (more) {
+            if (ends)
+                sm90_barrier_wait(s.full + 8 * after.at, after.parity);
+            next = packed_load(tile_at(after.at, ends ? 0 : 1), c.thread);
+        }
+        uint64_t b = sm90_tile_128(tokens);
+        sm90_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            sm90_wgmma<N>::run(d, a[k], b + 2 * k, k > 0 || kb > 0);
+        sm90_wgmma_commit();
+        sm90_wgmma_wait<1>();
+        if ((C::PER_STAGE == 1 || I == 0) && !first_of_group)
             release(c, s.empty + 8 * before.at);
-        if (last_of_stage) {
+        if (ends) {
             before = r;
-            r.next();
+            r = after;
         }
     }
 
-    __device__ __forceinline__ void run()
+    /* `more`: another group follows in this item. */
+    __device__ __forceinline__ void run(float (&d)[C::MT][N / 2], bool more)
     {
         uint32_t a[2][4][4];
 #pragma unroll
-        for (int k = 0; k < N / 2; k++)
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[k])); /* or the sums of every width take registers all the time */
-        for (int kb = 0; kb < p.kblocks;) {
-            int start = kb, stop = PIECES && kb + p.piece < p.kblocks ? kb + p.piece : p.kblocks;
-            for (; kb + 1 < stop; kb += 2) {
-                block<0>(kb, kb == start, a[0], C::KPS == 1);
-                block<C::KPS - 1>(kb + 1, false, a[1], true);
+        for (int k = 0; k < C::MT * N / 2; k++) /* or the sums of every width take registers all the time */
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[k / (N / 2)][k % (N / 2)]));
+        if (C::MT == 2) {
+            for (int kb = 0; kb < p.kblocks; kb++) {
+                step<0>(kb, d[0], a[0], kb == 0, false, true);
+                step<1>(kb, d[C::MT - 1], a[1], false, true, more || kb + 1 < p.kblocks);
             }
-            sm90_wgmma_wait<0>();
-            if (kb < stop) {
-                block<0>(kb, kb == start, a[0], true);
-                kb++;
-                sm90_wgmma_wait<0>();
+        } else {
+            for (int kb = 0; kb < p.kblocks; kb += 2) {
+                step<0>(kb, d[0], a[0], kb == 0, C::KPS == 1, true);
+                step<1>(kb + 1, d[0], a[1], false, true, more || kb + 2 < p.kblocks);
             }
-            sm90_wgmma_pin(d);
-#pragma unroll
-            for (int k = 0; k < SUMS && PIECES; k++)
-                sums[k] += d[k]; /* the first of them to 0: exact */
         }
+        sm90_wgmma_wait<0>();
+        sm90_wgmma_pin(d[0]);
+        sm90_wgmma_pin(d[C::MT - 1]);
         release(c, s.empty + 8 * before.at);
+    }
+};
+
+/* Row and scale of the tile's tokens to where all threads of the warpgroup find them. */
+template <class C> struct token_facts {
+    float scale[C::SCALES];
+    int32_t row[C::SCALES];
+
+    __device__ __forceinline__ token_facts(const product &p, const gpu_moe_tile &t, const consumer &c)
+    {
 #pragma unroll
-        for (int k = 0; k < SUMS && PIECES; k++)
-            d[k] = sums[k];
+        for (int i = 0; i < C::SCALES; i++) {
+            int n = c.thread + 128 * i;
+            row[i] = n < t.count ? __ldcg(p.pairs + t.first + n) : 0;
+            scale[i] = C::GATE_UP ? __ldcg(p.x_scale + row[i] / p.slots) : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void share(const consumer &c, uint32_t scales, uint32_t rows) const
+    {
+        sm90_warps_sync(2 + c.group, 128);
+#pragma unroll
+        for (int i = 0; i < C::SCALES; i++)
+            if (c.thread + 128 * i < C::NMAX) {
+                if (C::GATE_UP)
+                    sm90_store_4(scales + 4 * (c.thread + 128 * i), __float_as_uint(scale[i]));
+                else
+                    sm90_store_4(rows + 4 * (c.thread + 128 * i), (uint32_t)row[i]);
+            }
+        sm90_warps_sync(2 + c.group, 128);
     }
 };
 
@@ -427,41 +461,29 @@ template <class C, int N>
 __device__ __forceinline__ void item_multiply(const product &p, const places &s, const consumer &c, int item, const gpu_moe_tile &t,
                                               ring<C::STAGES> &r, ring<C::BUFS> &tile_ring)
 {
-    float token_scale[C::SCALES];
-    int32_t token_row[C::SCALES];
-#pragma unroll
-    for (int i = 0; i < C::SCALES; i++) {
-        int n = c.thread + 128 * i;
-        token_row[i] = n < t.count ? __ldcg(p.pairs + t.first + n) : 0;
-        token_scale[i] = C::GATE_UP ? __ldcg(p.x_scale + token_row[i] / p.slots) : 0.0f;
-    }
-    uint32_t tile_tokens = s.tokens + (C::GATE_UP ? 0 : tile_ring.at * C::NMAX * MOE_TILE_COLS * p.kblocks);
-    float *scale = s.scale + c.group * C::NMAX;
-    int32_t *row = s.row + c.group * C::NMAX;
+    token_facts<C> facts(p, t, c);
+    uint32_t scale = s.scale + 4 * c.group * C::NMAX, row = s.row + 4 * c.group * C::NMAX;
     if (!C::GATE_UP)
         sm90_barrier_wait(s.tile_full + 8 * tile_ring.at, tile_ring.parity);
+    group_sums<C, N> sums(p, s, c, s.tokens + (C::GATE_UP ? 0 : tile_ring.at * C::NMAX * MOE_TILE_COLS * p.kblocks), r);
+    sums.prime();
     int first, end;
     groups_of<C>(p, item, &first, &end);
     for (int group = first; group < end; group++) {
-        int row_tile = group * C::WGS + c.group;
+        int row_tile = group * C::GROUP + c.group * C::MT;
         const float *factors = p.row_scale + ((int64_t)t.expert * p.row_tiles + row_tile) * MOE_TILE_ROWS + c.warp * 16 + c.lane / 4;
-        float2 factor = make_float2(__ldg(factors), __ldg(factors + 8));
-        float d[N / 2];
-        tile_sums<C, N>(p, s, c, tile_tokens, r, d).run();
-        if (group == first) {
-            sm90_warps_sync(2 + c.group, 128);
+        float2 factor[C::MT];
 #pragma unroll
-            for (int i = 0; i < C::SCALES; i++)
-                if (c.thread + 128 * i < C::NMAX) {
-                    scale[c.thread + 128 * i] = token_scale[i];
-                    row[c.thread + 128 * i] = token_row[i];
-                }
-            sm90_warps_sync(2 + c.group, 128);
-        }
+        for (int m = 0; m < C::MT; m++)
+            factor[m] = make_float2(__ldg(factors + m * MOE_TILE_ROWS), __ldg(factors + m * MOE_TILE_ROWS + 8));
+        float d[C::MT][N / 2];
+        sums.run(d, group + 1 < end);
+        if (group == first)
+            facts.share(c, scale, row);
         if (C::GATE_UP)
-            write_act<N>(p, t, c, d, factor, scale, row_tile);
+            write_act<C, N>(p, t, c, d, factor, scale, row_tile);
         else
-            write_y<N>(p, t, c, d, factor, s.tile_scale + tile_ring.at * C::NMAX, row, row_tile);
+            write_y<C, N>(p, t, c, d, factor, s.tile_scale + 4 * tile_ring.at * C::NMAX, row, row_tile);
     }
     if (!C::GATE_UP) {
         __syncwarp();
@@ -489,16 +511,8 @@ template <class C> __device__ void consume(const product &p, const places &s, in
             WIDTH(8)
             WIDTH(16)
             WIDTH(32)
-        } else if (C::NMAX <= 64) {
-            WIDTH(16)
-            WIDTH(32)
-            WIDTH(64)
-        } else if (C::NMAX <= 128) {
-            WIDTH(64)
-            WIDTH(96)
-            WIDTH(128)
         } else {
-            WIDTH(160)
+            item_multiply<C, C::NMAX>(p, s, c, item, t, r, tile_ring);
         }
 #undef WIDTH
     }
@@ -510,11 +524,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) moe_
     int thread = threadIdx.x, first_producer = C::WGS * 128;
     if (thread == 0) {
         for (int i = 0; i < C::STAGES; i++) {
-            sm90_barrier_init(s.full + 8 * i, C::GATE_UP ? 1 + C::TOKEN_WARPS * 32 : 1);
+            sm90_barrier_init(s.full + 8 * i, 1);
             sm90_barrier_init(s.empty + 8 * i, C::WGS * 4);
         }
         for (int i = 0; i < C::BUFS; i++) {
-            sm90_barrier_init(s.tile_full + 8 * i, C::TOKEN_WARPS);
+            sm90_barrier_init(s.tile_full + 8 * i, C::TOKEN_WARPS + !C::TOKEN_WARPS);
             sm90_barrier_init(s.tile_empty + 8 * i, C::WGS * 4);
         }
         sm90_barrier_init_done();
@@ -525,10 +539,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) moe_
             sm90_registers_fewer<72>();
         if (thread < first_producer + 32) {
             if (thread == first_producer)
-                weights_copy<C>(p, s);
-        } else if (C::GATE_UP) {
-            tokens_gather<C>(p, s, thread - first_producer - 32);
-        } else {
+                copies<C>(p, s);
+        } else if (!C::GATE_UP) {
             tokens_round<C>(p, s, thread - first_producer - 32);
         }
     } else {
@@ -557,7 +569,7 @@ template <class C> gpu_status product_launch(product p, int blocks, gpu_stream s
     launch.stream = stream;
     launch.attrs = &attribute;
     launch.numAttrs = 1;
-    p.chunks = (p.row_tiles / C::WGS + p.chunk - 1) / p.chunk;
+    p.chunks = (p.row_tiles / C::GROUP + p.chunk - 1) / p.chunk;
     return cudaLaunchKernelEx(&launch, moe_product<C>, p);
 }
 
@@ -565,27 +577,33 @@ template <class C> gpu_status product_launch(product p, int blocks, gpu_stream s
 struct variant {
     const char *name;
     int width;
+    int group; /* row tiles of a row group: the rows of both matrices must be a multiple */
+    int blocks; /* column blocks of both matrices must be a multiple */
     int chunk; /* row groups of an item of the down product */
     gpu_status (*init_gate_up)(void), (*init_down)(void);
     gpu_status (*gate_up)(product p, int blocks, gpu_stream stream), (*down)(product p, int blocks, gpu_stream stream);
 };
 
-#define VARIANT(name, chunk, WGS, NMAX, STAGES_UP, STAGES_DOWN, KPS, BUFS, BLOCKS)                                              \
+#define VARIANT(name, chunk, WGS, MT, NMAX, KPS, STAGES_UP, BLOCKS_UP, STAGES_DOWN, BUFS, BLOCKS_DOWN)                          \
     {                                                                                                                           \
-        name, NMAX, chunk, product_init<config<true, WGS, NMAX, STAGES_UP, KPS, 1, BLOCKS>>,                                    \
-            product_init<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS>>,                                             \
-            product_launch<config<true, WGS, NMAX, STAGES_UP, KPS, 1, BLOCKS>>,                                                 \
-            product_launch<config<false, WGS, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS>>                                            \
+        name, NMAX, WGS *MT, MT == 1 ? 2 : 1, chunk, product_init<config<true, WGS, MT, NMAX, STAGES_UP, KPS, 1, BLOCKS_UP>>,                    \
+            product_init<config<false, WGS, MT, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS_DOWN>>,                                    \
+            product_launch<config<true, WGS, MT, NMAX, STAGES_UP, KPS, 1, BLOCKS_UP>>,                                          \
+            product_launch<config<false, WGS, MT, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS_DOWN>>                                   \
     }
 
+/*          name    chunk WGS MT NMAX KPS | gate/up: stages, blocks | down: stages, token tiles, blocks */
 const variant variants[] = {
-    VARIANT("n8", 4, 1, 8, 10, 10, 2, 2, 2),
-    VARIANT("n8b3", 4, 1, 8, 6, 7, 2, 2, 3),
-    VARIANT("n8b4", 4, 1, 8, 9, 9, 1, 2, 4),
-    VARIANT("n16b3", 8, 1, 16, 5, 6, 2, 2, 3),
-    VARIANT("n32", 8, 1, 32, 6, 7, 2, 2, 2),
-    VARIANT("n64x2", 12, 2, 64, 12, 12, 1, 2, 1),
-    VARIANT("n128x2", 12, 2, 128, 8, 8, 1, 2, 1),
+    VARIANT("n8x2b2", 4, 1, 2, 8, 1, 10, 2, 10, 2, 2),
+    VARIANT("n8x2b3", 4, 1, 2, 8, 1, 7, 3, 7, 2, 3),
+    VARIANT("n8x1b2", 4, 1, 1, 8, 2, 10, 2, 10, 2, 2),
+    VARIANT("n8x1b3", 4, 1, 1, 8, 2, 6, 3, 7, 2, 3),
+    VARIANT("n16x2b3", 4, 1, 2, 16, 1, 6, 3, 6, 2, 3),
+    VARIANT("n32x2b2", 4, 1, 2, 32, 1, 8, 2, 7, 2, 2),
+    VARIANT("n48x4", 12, 2, 2, 48, 1, 9, 1, 8, 2, 1),
+    VARIANT("n64x4", 12, 2, 2, 64, 1, 8, 1, 6, 2, 1),
+    VARIANT("n128x4", 12, 2, 2, 128, 1, 6, 1, 4, 2, 1),
+    VARIANT("n144x4", 12, 2, 2, 144, 1, 6, 1, 4, 2, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
 
@@ -613,6 +631,13 @@ extern "C" int gpu_moe_variant_width(int v)
     return variants[v].width;
 }
 
+extern "C" int gpu_moe_variant_fits(int v, const gpu_moe_shape *s)
+{
+    const variant *o = &variants[v];
+    return 2 * s->inter / MOE_TILE_ROWS % o->group == 0 && s->hidden / MOE_TILE_ROWS % o->group == 0 &&
+           s->hidden / MOE_TILE_COLS % o->blocks == 0 && s->inter / MOE_TILE_COLS % o->blocks == 0;
+}
+
 extern "C" gpu_status gpu_moe_sm90_run(const gpu_moe_args *a, int gate_up, int v, gpu_stream stream)
 {
     const gpu_moe_shape *s = &a->shape;
@@ -621,7 +646,6 @@ extern "C" gpu_status gpu_moe_sm90_run(const gpu_moe_args *a, int gate_up, int v
     p.row_scale = gate_up ? a->weights.gate_up_scale : a->weights.down_scale;
     p.row_tiles = (gate_up ? 2 * s->inter : s->hidden) / MOE_TILE_ROWS;
     p.kblocks = (gate_up ? s->hidden : s->inter) / MOE_TILE_COLS;
-    p.piece = moe_piece(p.kblocks);
     p.chunk = gate_up ? 1 : variants[v].chunk;
     p.tiles = a->scratch.tiles;
     p.tile_count = a->scratch.tile_count;

@@ -104,6 +104,23 @@ static __device__ __forceinline__ uint2 sm90_load_8(uint32_t from)
     return v;
 }
 
+static __device__ __forceinline__ uint32_t sm90_load_4(uint32_t from)
+{
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void sm90_store_4(uint32_t to, uint32_t v)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
+static __device__ __forceinline__ void sm90_store_8(uint32_t to, uint32_t low, uint32_t high)
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+}
+
 /* ---- warpgroup matrix products ---- */
 
 /* Orders register writes of the warpgroup before the products that follow. */
