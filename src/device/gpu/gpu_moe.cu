@@ -54,8 +54,8 @@ struct place {
     int first, count, row;
 };
 
-/* The tile of an expert's pair number `rank`, when `count` pairs from `first` are cut into tiles of at most `width`, as equal as can be: the
- * first count % tiles tiles have one row more. */
+/* The tile of an expert's pair number `rank`, when `count` pairs from `first` are cut into tiles of at most `width`, as equal as can be:
+ * the first count % tiles tiles have one row more. */
 __device__ __forceinline__ place place_of(int first, int count, int width, int rank)
 {
     int tiles = (count + width - 1) / width, part = count / tiles, longer = count % tiles, edge = longer * (part + 1);
@@ -65,8 +65,8 @@ __device__ __forceinline__ place place_of(int first, int count, int width, int r
     return at;
 }
 
-/* One row to e4m3 with the scale largest / 448, copied into the token tiles of its experts. A tile is stored as the products read it: blocks
- * of 128 columns, in each the tile's rows of 128 bytes, swizzled. */
+/* One row to e4m3 with the scale largest / 448, copied into the token tiles of its experts. A tile is stored as the products read it:
+ * blocks of 128 columns, in each the tile's rows of 128 bytes, swizzled. */
 __device__ void round_row(const preparation &p, int row, const float (&v)[8], const place *places, float *shared)
 {
     int at = threadIdx.x * 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slots = p.shape.topk + p.shape.shared;

@@ -2,7 +2,8 @@
  * last. Weights are MXFP4 in the layout of gpu_moe_pack.h, activations e4m3 with one scale per row, sums f32.
  *
  * Launches: rows are rounded to e4m3 and (row, expert) pairs sorted by expert (one launch, two for many rows); gate and up with silu;
- * down; the sum over a row's experts. A row's result does not depend on the other rows or on the variant (widths of token tiles), bit for bit. */
+ * down; the sum over a row's experts. A row's result does not depend on the other rows or on the variant (widths of token tiles), bit
+ * for bit. */
 #ifndef DEVICE_GPU_GPU_MOE_H
 #define DEVICE_GPU_GPU_MOE_H
 

@@ -17,8 +17,8 @@
  * counted.
  *
  * Which row of the model lies at which position: tiles come in pairs (128 positions), so that a thread that has both tiles of a pair has
- * neighbours. MOE_GATE_UP: gate at g, up at g + 8 of the same column; column 2 g in the first tile, 2 g + 1 in the second. MOE_DOWN: rows 4 g
- * and 4 g + 1 at g and g + 8 of the first tile, 4 g + 2 and 4 g + 3 of the second.
+ * neighbours. MOE_GATE_UP: gate at g, up at g + 8 of the same column; column 2 g in the first tile, 2 g + 1 in the second. MOE_DOWN: rows
+ * 4 g and 4 g + 1 at g and g + 8 of the first tile, 4 g + 2 and 4 g + 3 of the second.
  *
  * The functions below are compiled for the host and for the GPU. */
 #ifndef DEVICE_GPU_GPU_MOE_PACK_H

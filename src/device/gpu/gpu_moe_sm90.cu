@@ -586,7 +586,8 @@ struct variant {
 
 #define VARIANT(name, chunk, WGS, MT, NMAX, KPS, STAGES_UP, BLOCKS_UP, STAGES_DOWN, BUFS, BLOCKS_DOWN)                          \
     {                                                                                                                           \
-        name, NMAX, WGS *MT, MT == 1 ? 2 : 1, chunk, product_init<config<true, WGS, MT, NMAX, STAGES_UP, KPS, 1, BLOCKS_UP>>,                    \
+        name, NMAX, WGS *MT, MT == 1 ? 2 : 1, chunk,                                                                            \
+            product_init<config<true, WGS, MT, NMAX, STAGES_UP, KPS, 1, BLOCKS_UP>>,                                            \
             product_init<config<false, WGS, MT, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS_DOWN>>,                                    \
             product_launch<config<true, WGS, MT, NMAX, STAGES_UP, KPS, 1, BLOCKS_UP>>,                                          \
             product_launch<config<false, WGS, MT, NMAX, STAGES_DOWN, KPS, BUFS, BLOCKS_DOWN>>                                   \
