@@ -1,7 +1,7 @@
 /* The experts on the GPU: are they right, are they the same for any batch, how fast are they.
  *
  *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a bench/gpu/bench_moe.cu src/device/gpu/gpu_moe.cu \
- *       src/device/gpu/gpu_moe_sm90.cu -o bench_moe
+ *       src/device/gpu/gpu_moe_sm90.cu src/device/gpu/gpu_moe_row.cu -o bench_moe
  *   bench_moe check nano|tp4|tp8     against sums in f64: of the same rounded inputs (act, y), and without rounding (out)
  *   bench_moe same nano|tp4|tp8      every variant and every batch gives the bits of a row alone
  *   bench_moe time tp4|tp8 balanced|random [VARIANT]    microseconds a layer, stages and all, by number of rows
@@ -436,7 +436,7 @@ static void same(const gpu_moe_shape *s)
         a.experts = p.experts + row * s->topk;
         a.routing = p.routing + row * s->topk;
         a.out = p.out + (size_t)row * s->hidden;
-        a.variant = 0;
+        a.variant = gpu_moe_row_fits(s) ? GPU_MOE_ROW : 0;
         CHECK(gpu_moe_run(&a, GPU_MOE_ALL, 0));
     }
     CHECK(cudaDeviceSynchronize());
@@ -527,7 +527,7 @@ static void time_rows(const gpu_moe_shape *s, const layer *weights, int sets, in
         variant = gpu_moe_variant_for(s, rows);
     float all = time_layers(p, layers, GPU_MOE_ALL, variant), stage[4];
     for (int i = 0; i < 4; i++)
-        stage[i] = time_layers(p, layers, 1 << i, variant);
+        stage[i] = variant == GPU_MOE_ROW && (i == 0 || i == 3) ? 0.0f : time_layers(p, layers, 1 << i, variant);
     double bytes = distinct * (double)(moe_packed_bytes(2 * s->inter, s->hidden) + moe_packed_bytes(s->hidden, s->inter));
     double flop = 2.0 * rows * (s->topk + s->shared) * 3.0 * s->inter * s->hidden;
     printf("%5d %-11s %5.1f experts: all %8.1f us | prepare %6.1f gate/up %7.1f (%4.2f TB/s) down %7.1f (%4.2f) combine %6.1f | "
@@ -553,6 +553,8 @@ static void time_all(const gpu_moe_shape *s, bool balanced, int what)
             time_rows(s, weights, SETS, r, balanced, -1);
             continue;
         }
+        if (r == 1)
+            time_rows(s, weights, SETS, r, balanced, -1);
         for (int v = 0; gpu_moe_variant_name(v); v++) {
             int width = gpu_moe_variant_width(v), each = r * s->topk / s->experts;
             if (width <= 8 ? r <= 64 : width <= 32 ? r >= 16 && r <= 1024 : width <= 64 ? r >= 128 && r <= 1024 : r >= 1024)

@@ -360,8 +360,16 @@ extern "C" gpu_status gpu_moe_pack(int gate_up, const uint8_t *codes, const uint
     return cudaGetLastError();
 }
 
+extern "C" gpu_status gpu_moe_init(void)
+{
+    gpu_status status = gpu_moe_sm90_init();
+    return status == GPU_OK ? gpu_moe_row_init() : status;
+}
+
 extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
 {
+    if (rows == 1 && gpu_moe_row_fits(s))
+        return GPU_MOE_ROW;
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
     int variant = rows <= 1 ? 3 : rows <= 8 ? 1 : each <= 6 ? 4 : each <= 16 ? 5 : each <= 36 ? 6 : each <= 56 ? 7 : 9;
     while (!gpu_moe_variant_fits(variant, s))
@@ -373,6 +381,8 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
 {
     const gpu_moe_shape *s = &a->shape;
     int variant = a->variant >= 0 ? a->variant : gpu_moe_variant_for(s, a->rows);
+    if (variant == GPU_MOE_ROW)
+        return gpu_moe_row_run(a, stages, stream);
     gpu_status status = GPU_OK;
     if (stages & GPU_MOE_PREPARE) {
         preparation p = {*s, a->scratch, a->rows, gpu_moe_variant_width(variant), a->x, a->x_type, a->experts};

@@ -88,7 +88,14 @@ int gpu_moe_variant_fits(int variant, const gpu_moe_shape *s);
 int gpu_moe_variant_for(const gpu_moe_shape *s, int rows);
 
 /* Device side of the two products; used by gpu_moe_run. */
+gpu_status gpu_moe_sm90_init(void);
 gpu_status gpu_moe_sm90_run(const gpu_moe_args *a, int gate_up, int variant, gpu_stream stream);
+
+/* The same for a single row in two launches (gpu_moe_row.cu): rounding is part of gate/up, the sum over experts part of down. */
+enum { GPU_MOE_ROW = 100 }; /* as variant */
+int gpu_moe_row_fits(const gpu_moe_shape *s);
+gpu_status gpu_moe_row_init(void);
+gpu_status gpu_moe_row_run(const gpu_moe_args *a, int stages, gpu_stream stream);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,328 @@
+/* The experts of a single row on Hopper, in two launches: what counts is the time until the last byte of the weights is there and used.
+ *
+ * gate/up: one block per (slot, row tile). It begins to copy weights as soon as it knows its expert, and rounds the row itself meanwhile.
+ * down: one block per row tile, three warpgroups with a third of the slots each. All weights of the block are in flight at once, before
+ * gate/up is complete; the sum over the experts is made in the block.
+ *
+ * The same numbers are rounded and summed in the same order as in the kernels for many rows, so the results are the same bits. */
+#include "device/gpu/gpu_moe_sm90.h"
+
+namespace {
+
+enum {
+    UP_STAGES = 7,      /* of two column blocks */
+    DOWN_GROUPS = 3,    /* warpgroups of a down block */
+    DOWN_STAGES = 18,   /* of two column blocks, all of a block's weights */
+    UP_THREADS = 128 + 32,
+    DOWN_THREADS = DOWN_GROUPS * 128 + 32,
+    MOST_SLOTS = 9,
+    TOKEN_BLOCK = 8 * MOE_TILE_COLS /* a token tile of 8 rows: the row, and 7 that nobody looks at */
+};
+
+typedef config<false, 1, 1, 8, UP_STAGES, 2, 1, 2> up_config;
+typedef config<false, 1, 1, 8, DOWN_STAGES, 2, 1, 1> down_config;
+
+struct row_args {
+    product p;              /* weights, row_scale, row_tiles, kblocks, act, hidden, inter, slots */
+    const void *x;
+    gpu_moe_input x_type;
+    const int32_t *experts;
+    const float *routing;
+    float *out;
+    int topk, shared_expert; /* its id */
+};
+
+__device__ __forceinline__ uint32_t shared_base(void)
+{
+    extern __shared__ uint8_t memory[];
+    uint32_t p = (sm90_shared(memory) + 1023) & ~1023u;
+    asm volatile("" : "+r"(p));
+    return p;
+}
+
+/* Tokens, weights, barriers of a ring, and some numbers behind them. */
+template <class C> __device__ __forceinline__ places row_places(uint32_t token_bytes)
+{
+    places s = {};
+    s.tokens = shared_base();
+    s.weights = s.tokens + token_bytes;
+    s.full = s.weights + C::STAGES * C::WEIGHT_STAGE;
+    s.empty = s.full + 8 * C::STAGES;
+    s.scale = s.empty + 8 * C::STAGES;
+    return s;
+}
+
+template <class C> size_t row_shared_bytes(size_t token_bytes, size_t numbers)
+{
+    return 1024 + token_bytes + C::STAGES * C::WEIGHT_STAGE + 16 * C::STAGES + 4 * numbers;
+}
+
+template <class C> __device__ __forceinline__ void row_barriers_init(const places &s)
+{
+    for (int i = 0; i < C::STAGES; i++) {
+        sm90_barrier_init(s.full + 8 * i, 1);
+        sm90_barrier_init(s.empty + 8 * i, 4);
+    }
+    sm90_barrier_init_done();
+}
+
+__device__ __forceinline__ int expert_of(const row_args &a, int slot)
+{
+    return slot < a.topk ? __ldcg(a.experts + slot) : a.shared_expert;
+}
+
+__device__ __forceinline__ float warp_largest(float v)
+{
+#pragma unroll
+    for (int m = 16; m > 0; m /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, m));
+    return v;
+}
+
+/* Four values of the row. */
+__device__ __forceinline__ float4 load_4(const row_args &a, int at)
+{
+    if (a.x_type == GPU_MOE_F32)
+        return __ldcg((const float4 *)((const float *)a.x + at));
+    uint2 v = __ldcg((const uint2 *)((const uint16_t *)a.x + at));
+    return make_float4(low_of(v.x), high_of(v.x), low_of(v.y), high_of(v.y));
+}
+
+/* The row to e4m3 in shared memory, by 128 threads; returns its scale. Row 0 of a swizzled tile lies in order. */
+__device__ __forceinline__ float row_round(const row_args &a, const places &s, const consumer &c)
+{
+    enum { MOST = 16 }; /* 16 * 128 * 4 = 8192 columns */
+    float4 v[MOST];
+    float top = 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        int at = (i * 128 + c.thread) * 4;
+        v[i] = at < a.p.hidden ? load_4(a, at) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < MOST; i++)
+        top = fmaxf(top, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
+    top = warp_largest(top);
+    if (c.lane == 0)
+        sm90_store_4(s.scale + 4 * c.warp, __float_as_uint(top));
+    sm90_warps_sync(1, 128);
+    for (int w = 0; w < 4; w++)
+        top = fmaxf(top, __uint_as_float(sm90_load_4(s.scale + 4 * w)));
+    float f = top > 1e-30f ? 448.0f / top : 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        int at = (i * 128 + c.thread) * 4;
+        if (at < a.p.hidden)
+            sm90_store_4(s.tokens + at / 128 * TOKEN_BLOCK + at % 128,
+                         sm90_e4m3_pair(v[i].x * f, v[i].y * f) | (uint32_t)sm90_e4m3_pair(v[i].z * f, v[i].w * f) << 16);
+    }
+    sm90_fence_async();
+    sm90_warps_sync(1, 128);
+    return top * (1.0f / 448.0f);
+}
+
+__device__ __forceinline__ float2 factors_of(const product &p, int expert, int row_tile, const consumer &c)
+{
+    const float *from = p.row_scale + ((int64_t)expert * p.row_tiles + row_tile) * MOE_TILE_ROWS + c.warp * 16 + c.lane / 4;
+    return make_float2(__ldg(from), __ldg(from + 8));
+}
+
+__global__ void __launch_bounds__(UP_THREADS, 2) moe_row_gate_up(const __grid_constant__ row_args a)
+{
+    const product &p = a.p;
+    places s = row_places<up_config>(p.kblocks * TOKEN_BLOCK);
+    int slot = blockIdx.x / p.row_tiles, row_tile = blockIdx.x % p.row_tiles;
+    if (threadIdx.x == 0)
+        row_barriers_init<up_config>(s);
+    __syncthreads();
+    sm90_launch_wait();
+    int expert = expert_of(a, slot);
+    if (threadIdx.x >= 128) {
+        if (threadIdx.x > 128)
+            return;
+        sm90_launch_next();
+        const uint8_t *from = p.weights + ((int64_t)expert * p.row_tiles + row_tile) * p.kblocks * MOE_TILE_BYTES;
+        ring<UP_STAGES> r;
+        for (int kb = 0; kb < p.kblocks; kb += 2, r.next()) {
+            sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
+            sm90_barrier_expect(s.full + 8 * r.at, 2 * MOE_TILE_BYTES);
+            sm90_copy_bulk(s.weights + r.at * up_config::WEIGHT_STAGE, from + (int64_t)kb * MOE_TILE_BYTES, 2 * MOE_TILE_BYTES,
+                           s.full + 8 * r.at);
+        }
+        return;
+    }
+    consumer c = {0, (int)threadIdx.x / 32, (int)threadIdx.x % 32, (int)threadIdx.x};
+    float2 factor = factors_of(p, expert, row_tile, c);
+    float token = row_round(a, s, c);
+    ring<UP_STAGES> r;
+    group_sums<up_config, 8> sums(p, s, c, s.tokens, r);
+    float d[1][4];
+    sums.prime();
+    sums.run(d, false);
+    if (c.lane % 4 == 0) {
+        float v = silu(d[0][0] * factor.x * token) * (d[0][2] * factor.y * token);
+        p.act[slot * p.inter + row_tile / 2 * 64 + c.warp * 16 + c.lane / 4 * 2 + row_tile % 2] = (uint16_t)sm90_bf16_pair(v, 0.0f);
+    }
+}
+
+/* One line of act to e4m3, by one warp; returns its scale. */
+__device__ __forceinline__ float act_round(const product &p, int slot, uint32_t tokens, int lane)
+{
+    uint4 v[2];
+    float top = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        int col = k * 256 + lane * 8;
+        v[k] = col < p.inter ? __ldcg((const uint4 *)(p.act + slot * p.inter + col)) : make_uint4(0, 0, 0, 0);
+        top = fmaxf(top, largest_of(v[k]));
+    }
+    top = warp_largest(top);
+    float f = top > 1e-30f ? 448.0f / top : 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        int col = k * 256 + lane * 8;
+        if (col < p.inter)
+            sm90_store_8(tokens + col / 128 * TOKEN_BLOCK + col % 128, four_codes(v[k].x, v[k].y, f), four_codes(v[k].z, v[k].w, f));
+    }
+    return top * (1.0f / 448.0f);
+}
+
+/* y of the slots of a warpgroup, rounded to bf16, to shared memory: [slot][64]. */
+__device__ __forceinline__ void row_down(const row_args &a, const places &s, const consumer &c, int group, uint32_t scales, uint32_t ys)
+{
+    const product &p = a.p;
+    for (int slot = group + c.warp * DOWN_GROUPS; slot < p.slots; slot += 4 * DOWN_GROUPS) { /* a warp per slot */
+        float scale = act_round(p, slot, s.tokens + slot * p.kblocks * TOKEN_BLOCK, c.lane);
+        if (c.lane == 0)
+            sm90_store_4(scales + 4 * slot, __float_as_uint(scale));
+    }
+    sm90_fence_async();
+    sm90_warps_sync(1 + group, 128);
+    for (int slot = group; slot < p.slots; slot += DOWN_GROUPS) {
+        float2 factor = factors_of(p, expert_of(a, slot), blockIdx.x, c);
+        ring<DOWN_STAGES> r;
+        r.at = slot * p.kblocks / 2;
+        group_sums<down_config, 8> sums(p, s, c, s.tokens + slot * p.kblocks * TOKEN_BLOCK, r);
+        float d[1][4];
+        sums.prime();
+        sums.run(d, false);
+        if (c.lane % 4 == 0) {
+            float token = __uint_as_float(sm90_load_4(scales + 4 * slot));
+            uint32_t pair = sm90_bf16_pair(d[0][0] * factor.x * token, d[0][2] * factor.y * token);
+            uint32_t to = ys + 4 * (slot * MOE_TILE_ROWS + c.warp * 16 + c.lane / 4);
+            sm90_store_4(to, pair << 16);
+            sm90_store_4(to + 32, pair & 0xFFFF0000u);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(DOWN_THREADS, 1) moe_row_down(const __grid_constant__ row_args a)
+{
+    const product &p = a.p;
+    places s = row_places<down_config>(p.slots * p.kblocks * TOKEN_BLOCK);
+    uint32_t scales = s.scale, ys = scales + 4 * 16;
+    int thread = threadIdx.x, row_tile = blockIdx.x;
+    if (thread == 0)
+        row_barriers_init<down_config>(s);
+    __syncthreads();
+    if (thread >= DOWN_GROUPS * 128) {
+        if (thread > DOWN_GROUPS * 128)
+            return;
+        sm90_launch_next();
+        for (int slot = 0; slot < p.slots; slot++) { /* the choice of experts is complete: gate/up had it when it let this launch begin */
+            const uint8_t *from = p.weights + ((int64_t)expert_of(a, slot) * p.row_tiles + row_tile) * p.kblocks * MOE_TILE_BYTES;
+            for (int kb = 0; kb < p.kblocks; kb += 2) {
+                int at = (slot * p.kblocks + kb) / 2;
+                sm90_barrier_expect(s.full + 8 * at, 2 * MOE_TILE_BYTES);
+                sm90_copy_bulk(s.weights + at * down_config::WEIGHT_STAGE, from + kb * MOE_TILE_BYTES, 2 * MOE_TILE_BYTES,
+                               s.full + 8 * at);
+            }
+        }
+        return;
+    }
+    consumer c = {0, thread / 32 % 4, thread % 32, thread % 128};
+    sm90_launch_wait();
+    row_down(a, s, c, thread / 128, scales, ys);
+    sm90_warps_sync(1 + DOWN_GROUPS, DOWN_GROUPS * 128);
+    if (thread < MOE_TILE_ROWS) {
+        float sum = 0.0f;
+        for (int slot = 0; slot < p.slots; slot++)
+            sum = fmaf(slot < a.topk ? __ldg(a.routing + slot) : 1.0f,
+                       __uint_as_float(sm90_load_4(ys + 4 * (slot * MOE_TILE_ROWS + thread))), sum);
+        a.out[moe_row_at(MOE_DOWN, row_tile * MOE_TILE_ROWS + thread, 0)] = sum;
+    }
+}
+
+template <class K> gpu_status row_launch(K kernel, int blocks, int threads, size_t bytes, const row_args &a, gpu_stream stream)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = dim3(blocks);
+    launch.blockDim = dim3(threads);
+    launch.dynamicSmemBytes = bytes;
+    launch.stream = stream;
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+    return cudaLaunchKernelEx(&launch, kernel, a);
+}
+
+size_t up_bytes(const gpu_moe_shape *s)
+{
+    return row_shared_bytes<up_config>((size_t)s->hidden / MOE_TILE_COLS * TOKEN_BLOCK, 4);
+}
+
+size_t down_bytes(const gpu_moe_shape *s)
+{
+    return row_shared_bytes<down_config>((size_t)(s->topk + s->shared) * s->inter / MOE_TILE_COLS * TOKEN_BLOCK,
+                                         16 + MOST_SLOTS * MOE_TILE_ROWS);
+}
+
+} // namespace
+
+extern "C" int gpu_moe_row_fits(const gpu_moe_shape *s)
+{
+    int slots = s->topk + s->shared;
+    return s->hidden % 256 == 0 && s->inter % 256 == 0 && slots <= MOST_SLOTS && slots * s->inter / 256 <= DOWN_STAGES &&
+           down_bytes(s) <= 227 * 1024 && up_bytes(s) <= 227 * 1024;
+}
+
+extern "C" gpu_status gpu_moe_row_init(void)
+{
+    gpu_status status = cudaFuncSetAttribute(moe_row_gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+    return status == GPU_OK ? cudaFuncSetAttribute(moe_row_down, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024) : status;
+}
+
+extern "C" gpu_status gpu_moe_row_run(const gpu_moe_args *g, int stages, gpu_stream stream)
+{
+    const gpu_moe_shape *s = &g->shape;
+    row_args a = {};
+    a.p.slots = s->topk + s->shared;
+    a.p.act = g->scratch.act;
+    a.p.hidden = s->hidden;
+    a.p.inter = s->inter;
+    a.x = g->x;
+    a.x_type = g->x_type;
+    a.experts = g->experts;
+    a.routing = g->routing;
+    a.out = g->out;
+    a.topk = s->topk;
+    a.shared_expert = s->experts;
+    gpu_status status = GPU_OK;
+    if (stages & GPU_MOE_GATE_UP) {
+        a.p.weights = g->weights.gate_up;
+        a.p.row_scale = g->weights.gate_up_scale;
+        a.p.row_tiles = 2 * s->inter / MOE_TILE_ROWS;
+        a.p.kblocks = s->hidden / MOE_TILE_COLS;
+        status = row_launch(moe_row_gate_up, a.p.slots * a.p.row_tiles, UP_THREADS, up_bytes(s), a, stream);
+    }
+    if (status == GPU_OK && stages & GPU_MOE_DOWN) {
+        a.p.weights = g->weights.down;
+        a.p.row_scale = g->weights.down_scale;
+        a.p.row_tiles = s->hidden / MOE_TILE_ROWS;
+        a.p.kblocks = s->inter / MOE_TILE_COLS;
+        status = row_launch(moe_row_down, a.p.row_tiles, DOWN_THREADS, down_bytes(s), a, stream);
+    }
+    return status;
+}
