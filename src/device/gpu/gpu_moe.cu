@@ -117,10 +117,11 @@ __device__ int2 exclusive_sum(int2 v, int2 *shared)
 /* Pairs of each expert: thread e has those of expert e. */
 __device__ __forceinline__ int count_pairs(const preparation &p, int *counts)
 {
-    int e = threadIdx.x;
+    int e = threadIdx.x, pairs = p.rows * p.shape.topk;
     counts[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < p.rows * p.shape.topk; i += SORT_THREADS)
+#pragma unroll 8
+    for (int i = threadIdx.x; i < pairs; i += SORT_THREADS)
         atomicAdd(&counts[__ldcg(p.experts + i)], 1);
     __syncthreads();
     return e < p.shape.experts ? counts[e] : e == p.shape.experts && p.shape.shared ? p.rows : 0;
@@ -140,81 +141,76 @@ __device__ __forceinline__ void write_tiles(const preparation &p, int e, int fir
 /* Few rows: one block per row. Each counts all pairs, and finds the places of its own. */
 __global__ void __launch_bounds__(SORT_THREADS) moe_prepare(const __grid_constant__ preparation p)
 {
-    __shared__ int counts[MOST_EXPERTS], firsts[MOST_EXPERTS], ranks[MOST_SLOTS], mine[MOST_SLOTS];
+    __shared__ int counts[MOST_EXPERTS], firsts[MOST_EXPERTS], ranks[MOST_EXPERTS];
     __shared__ int2 sums[SORT_THREADS / 32];
     __shared__ float tops[SORT_THREADS / 32];
     __shared__ place places[MOST_SLOTS];
     const gpu_moe_shape &s = p.shape;
     int e = threadIdx.x, row = blockIdx.x, slots = s.topk + s.shared;
+    counts[e] = 0;
+    ranks[e] = 0;
+    __syncthreads();
     sm90_launch_wait();
     sm90_launch_next();
     float v[8] = {};
     if (threadIdx.x * 8 < s.hidden)
         load_8(p, (int64_t)row * s.hidden + threadIdx.x * 8, v);
-    if (threadIdx.x < slots) {
-        mine[threadIdx.x] = (int)threadIdx.x < s.topk ? __ldcg(p.experts + row * s.topk + threadIdx.x) : s.experts;
-        ranks[threadIdx.x] = (int)threadIdx.x < s.topk ? 0 : row;
-    }
-    int count = count_pairs(p, counts), tiles = (count + p.width - 1) / p.width;
-    for (int i = threadIdx.x; i < row * s.topk; i += SORT_THREADS) {
+    int mine = e < s.topk ? __ldcg(p.experts + row * s.topk + e) : s.experts;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < p.rows * s.topk; i += SORT_THREADS) {
         int expert = __ldcg(p.experts + i);
-        for (int k = 0; k < s.topk; k++)
-            if (mine[k] == expert)
-                atomicAdd(&ranks[k], 1);
+        atomicAdd(&counts[expert], 1);
+        if (i < row * s.topk)
+            atomicAdd(&ranks[expert], 1); /* pairs of the rows before this one */
     }
+    __syncthreads();
+    int count = e < s.experts ? counts[e] : e == s.experts && s.shared ? p.rows : 0, tiles = (count + p.width - 1) / p.width;
     int2 first = exclusive_sum(make_int2(count, tiles), sums);
     counts[e] = count;
     firsts[e] = first.x;
     if (row == 0)
         write_tiles(p, e, first.x, count, first.y, tiles);
     __syncthreads();
-    if (threadIdx.x < slots) {
-        int expert = mine[threadIdx.x], rank = ranks[threadIdx.x];
-        places[threadIdx.x] = place_of(firsts[expert], counts[expert], p.width, rank);
-        p.scratch.pairs[firsts[expert] + rank] = row * slots + (int)threadIdx.x;
+    if (e < slots) {
+        int rank = e < s.topk ? ranks[mine] : row;
+        places[e] = place_of(firsts[mine], counts[mine], p.width, rank);
+        p.scratch.pairs[firsts[mine] + rank] = row * slots + e;
     }
     __syncthreads();
     round_row(p, row, v, places, tops);
 }
 
-/* Many rows: one block sorts, then one block per row. The order of an expert's pairs has no meaning. */
-__global__ void __launch_bounds__(SORT_THREADS) moe_sort(const __grid_constant__ preparation p)
+/* Many rows: one block counts, then one block per row finds places. The order of an expert's pairs has no meaning. */
+__global__ void __launch_bounds__(SORT_THREADS) moe_count(const __grid_constant__ preparation p)
 {
-    __shared__ int counts[MOST_EXPERTS], next[MOST_EXPERTS], firsts[MOST_EXPERTS];
+    __shared__ int counts[MOST_EXPERTS];
     __shared__ int2 sums[SORT_THREADS / 32];
-    const gpu_moe_shape &s = p.shape;
-    int e = threadIdx.x, slots = s.topk + s.shared;
+    int e = threadIdx.x;
     sm90_launch_wait();
     sm90_launch_next();
     int count = count_pairs(p, counts), tiles = (count + p.width - 1) / p.width;
     int2 first = exclusive_sum(make_int2(count, tiles), sums);
-    next[e] = 0;
-    counts[e] = count;
-    firsts[e] = first.x;
+    p.scratch.ranges[e] = make_int4(first.x, count, 0, 0);
     write_tiles(p, e, first.x, count, first.y, tiles);
-    __syncthreads();
-    for (int i = threadIdx.x; i < p.rows * slots; i += SORT_THREADS) {
-        int row = i / slots, slot = i % slots, expert = slot < s.topk ? __ldcg(p.experts + row * s.topk + slot) : s.experts;
-        int rank = slot < s.topk ? atomicAdd(&next[expert], 1) : row;
-        place t = place_of(firsts[expert], counts[expert], p.width, rank);
-        p.scratch.pairs[t.first + t.row] = i;
-        p.scratch.places[i] = make_int4(t.first, t.count, t.row, 0);
-    }
 }
 
 __global__ void __launch_bounds__(SORT_THREADS) moe_round(const __grid_constant__ preparation p)
 {
     __shared__ float tops[SORT_THREADS / 32];
     __shared__ place places[MOST_SLOTS];
-    int row = blockIdx.x, slots = p.shape.topk + p.shape.shared;
+    const gpu_moe_shape &s = p.shape;
+    int row = blockIdx.x, slot = threadIdx.x, slots = s.topk + s.shared;
     float v[8] = {};
-    if (threadIdx.x * 8 < p.shape.hidden)
-        load_8(p, (int64_t)row * p.shape.hidden + threadIdx.x * 8, v); /* written before the sort began */
+    if (threadIdx.x * 8 < s.hidden)
+        load_8(p, (int64_t)row * s.hidden + threadIdx.x * 8, v); /* complete before moe_count began */
     sm90_launch_wait();
     sm90_launch_next();
-    if (threadIdx.x < slots) {
-        int4 t = __ldcg(p.scratch.places + row * slots + threadIdx.x);
-        places[threadIdx.x] = {t.x, t.y, t.z};
+    if (slot < slots) {
+        int expert = slot < s.topk ? __ldcg(p.experts + row * s.topk + slot) : s.experts;
+        int4 range = __ldcg(p.scratch.ranges + expert);
+        int rank = slot < s.topk ? atomicAdd(&p.scratch.ranges[expert].z, 1) : row;
+        places[slot] = place_of(range.x, range.y, p.width, rank);
+        p.scratch.pairs[range.x + rank] = row * slots + slot;
     }
     round_row(p, row, v, places, tops); /* its barrier makes places visible */
 }
@@ -329,7 +325,7 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
 {
     size_t pairs = (size_t)rows * (size_t)(s->topk + s->shared), at = 0;
     size_t tiles = (size_t)(s->experts + s->shared) + pairs / 8 + 1;
-    size_t bytes[] = {pairs * s->hidden * 2,        rows * sizeof(float), pairs * sizeof(int32_t), pairs * sizeof(int4),
+    size_t bytes[] = {pairs * s->hidden * 2,        rows * sizeof(float), pairs * sizeof(int32_t), MOST_EXPERTS * sizeof(int4),
                       tiles * sizeof(gpu_moe_tile), sizeof(int32_t),      pairs * s->inter * 2};
     uint8_t *places[7];
     for (int i = 0; i < 7; i++) {
@@ -341,7 +337,7 @@ extern "C" size_t gpu_moe_scratch_make(const gpu_moe_shape *s, int rows, void *m
         out->y = (uint16_t *)places[0];
         out->x_scale = (float *)places[1];
         out->pairs = (int32_t *)places[2];
-        out->places = (int4 *)places[3];
+        out->ranges = (int4 *)places[3];
         out->tiles = (gpu_moe_tile *)places[4];
         out->tile_count = (int32_t *)places[5];
         out->act = (uint16_t *)places[6];
@@ -371,7 +367,7 @@ extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
     if (rows == 1 && gpu_moe_row_fits(s))
         return GPU_MOE_ROW;
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
-    int variant = rows <= 1 ? 3 : rows <= 8 ? 1 : each <= 6 ? 4 : each <= 16 ? 5 : each <= 36 ? 6 : each <= 56 ? 7 : 9;
+    int variant = rows <= 8 ? 0 : rows <= 16 ? 1 : each <= 16 ? 2 : each <= 36 ? 3 : each <= 56 ? 4 : 5;
     while (!gpu_moe_variant_fits(variant, s))
         variant--;
     return variant;
@@ -381,6 +377,8 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
 {
     const gpu_moe_shape *s = &a->shape;
     int variant = a->variant >= 0 ? a->variant : gpu_moe_variant_for(s, a->rows);
+    if ((int64_t)a->rows * (s->topk + s->shared) * s->hidden > INT32_MAX)
+        return cudaErrorInvalidValue; /* the kernels index y with 32 bits: 38,000 rows of GLM-5.2 */
     if (variant == GPU_MOE_ROW)
         return gpu_moe_row_run(a, stages, stream);
     gpu_status status = GPU_OK;
@@ -389,7 +387,7 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
         if (a->rows <= ONE_LAUNCH_ROWS)
             status = launch(moe_prepare, dim3(a->rows), SORT_THREADS, stream, p);
         else
-            status = launch(moe_sort, dim3(1), SORT_THREADS, stream, p);
+            status = launch(moe_count, dim3(1), SORT_THREADS, stream, p);
         if (status == GPU_OK && a->rows > ONE_LAUNCH_ROWS)
             status = launch(moe_round, dim3(a->rows), SORT_THREADS, stream, p);
     }

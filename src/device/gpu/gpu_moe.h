@@ -36,7 +36,7 @@ typedef struct gpu_moe_scratch {
                               tile's rows of 128 bytes, swizzled */
     float *x_scale;        /* [rows] */
     int32_t *pairs;        /* [rows * (topk + shared)] row * (topk + shared) + slot, sorted by expert */
-    int4 *places;          /* [pairs], not sorted: first pair and rows of its token tile, its row there */
+    int4 *ranges;          /* [1024] of each expert: first pair, number of pairs, and a counter */
     gpu_moe_tile *tiles;
     int32_t *tile_count;   /* one number */
     uint16_t *act;         /* [pairs][inter] bf16, sorted */

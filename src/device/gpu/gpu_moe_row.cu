@@ -1,6 +1,7 @@
 /* The experts of a single row on Hopper, in two launches: what counts is the time until the last byte of the weights is there and used.
  *
- * gate/up: one block per (slot, row tile). It begins to copy weights as soon as it knows its expert, and rounds the row itself meanwhile.
+ * gate/up: one block per multiprocessor (blocks of one launch that fit beside each other would be put there, while others have none), with
+ * two warpgroups; an item is a row tile of a slot. Copies begin as soon as the expert is known, the row is rounded meanwhile.
  * down: one block per row tile, three warpgroups with a third of the slots each. All weights of the block are in flight at once, before
  * gate/up is complete; the sum over the experts is made in the block.
  *
@@ -10,16 +11,17 @@
 namespace {
 
 enum {
-    UP_STAGES = 7,      /* of two column blocks */
+    UP_GROUPS = 2,      /* warpgroups of a gate/up block, with an item and a ring of their own */
+    UP_STAGES = 10,     /* of two column blocks */
     DOWN_GROUPS = 3,    /* warpgroups of a down block */
     DOWN_STAGES = 18,   /* of two column blocks, all of a block's weights */
-    UP_THREADS = 128 + 32,
+    UP_THREADS = UP_GROUPS * (128 + 32),
     DOWN_THREADS = DOWN_GROUPS * 128 + 32,
     MOST_SLOTS = 9,
     TOKEN_BLOCK = 8 * MOE_TILE_COLS /* a token tile of 8 rows: the row, and 7 that nobody looks at */
 };
 
-typedef config<false, 1, 1, 8, UP_STAGES, 2, 1, 2> up_config;
+typedef config<false, 1, 1, 8, UP_STAGES, 2, 1, 1> up_config;
 typedef config<false, 1, 1, 8, DOWN_STAGES, 2, 1, 1> down_config;
 
 struct row_args {
@@ -88,36 +90,36 @@ __device__ __forceinline__ float4 load_4(const row_args &a, int at)
     return make_float4(low_of(v.x), high_of(v.x), low_of(v.y), high_of(v.y));
 }
 
-/* The row to e4m3 in shared memory, by 128 threads; returns its scale. Row 0 of a swizzled tile lies in order. */
-__device__ __forceinline__ float row_round(const row_args &a, const places &s, const consumer &c)
+/* The row to e4m3 in shared memory, by all consumers; returns its scale. Row 0 of a swizzled tile lies in order. */
+__device__ __forceinline__ float row_round(const row_args &a, const places &s, int thread)
 {
-    enum { MOST = 16 }; /* 16 * 128 * 4 = 8192 columns */
+    enum { THREADS = UP_GROUPS * 128, MOST = 8192 / (THREADS * 4) };
     float4 v[MOST];
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
-        int at = (i * 128 + c.thread) * 4;
+        int at = (i * THREADS + thread) * 4;
         v[i] = at < a.p.hidden ? load_4(a, at) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int i = 0; i < MOST; i++)
         top = fmaxf(top, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
     top = warp_largest(top);
-    if (c.lane == 0)
-        sm90_store_4(s.scale + 4 * c.warp, __float_as_uint(top));
-    sm90_warps_sync(1, 128);
-    for (int w = 0; w < 4; w++)
+    if (thread % 32 == 0)
+        sm90_store_4(s.scale + thread / 32 * 4, __float_as_uint(top));
+    sm90_warps_sync(1, THREADS);
+    for (int w = 0; w < THREADS / 32; w++)
         top = fmaxf(top, __uint_as_float(sm90_load_4(s.scale + 4 * w)));
     float f = top > 1e-30f ? 448.0f / top : 0.0f;
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
-        int at = (i * 128 + c.thread) * 4;
+        int at = (i * THREADS + thread) * 4;
         if (at < a.p.hidden)
             sm90_store_4(s.tokens + at / 128 * TOKEN_BLOCK + at % 128,
                          sm90_e4m3_pair(v[i].x * f, v[i].y * f) | (uint32_t)sm90_e4m3_pair(v[i].z * f, v[i].w * f) << 16);
     }
     sm90_fence_async();
-    sm90_warps_sync(1, 128);
+    sm90_warps_sync(1, THREADS);
     return top * (1.0f / 448.0f);
 }
 
@@ -127,41 +129,68 @@ __device__ __forceinline__ float2 factors_of(const product &p, int expert, int r
     return make_float2(__ldg(from), __ldg(from + 8));
 }
 
-__global__ void __launch_bounds__(UP_THREADS, 2) moe_row_gate_up(const __grid_constant__ row_args a)
+/* The ring of a warpgroup. */
+__device__ __forceinline__ places ring_of(places s, int group)
+{
+    s.weights += group * up_config::STAGES * up_config::WEIGHT_STAGE;
+    s.full += group * 16 * up_config::STAGES;
+    s.empty = s.full + 8 * up_config::STAGES;
+    return s;
+}
+
+/* One thread: the weights of all items of a warpgroup. */
+__device__ __forceinline__ void row_up_copies(const row_args &a, const places &s, int item, int items)
 {
     const product &p = a.p;
-    places s = row_places<up_config>(p.kblocks * TOKEN_BLOCK);
-    int slot = blockIdx.x / p.row_tiles, row_tile = blockIdx.x % p.row_tiles;
-    if (threadIdx.x == 0)
-        row_barriers_init<up_config>(s);
-    __syncthreads();
-    sm90_launch_wait();
-    int expert = expert_of(a, slot);
-    if (threadIdx.x >= 128) {
-        if (threadIdx.x > 128)
-            return;
-        sm90_launch_next();
-        const uint8_t *from = p.weights + ((int64_t)expert * p.row_tiles + row_tile) * p.kblocks * MOE_TILE_BYTES;
-        ring<UP_STAGES> r;
+    ring<UP_STAGES> r;
+    for (; item < items; item += UP_GROUPS * gridDim.x) {
+        int64_t tile = (int64_t)expert_of(a, item / p.row_tiles) * p.row_tiles + item % p.row_tiles;
+        const uint8_t *from = p.weights + tile * p.kblocks * MOE_TILE_BYTES;
         for (int kb = 0; kb < p.kblocks; kb += 2, r.next()) {
             sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
             sm90_barrier_expect(s.full + 8 * r.at, 2 * MOE_TILE_BYTES);
             sm90_copy_bulk(s.weights + r.at * up_config::WEIGHT_STAGE, from + (int64_t)kb * MOE_TILE_BYTES, 2 * MOE_TILE_BYTES,
                            s.full + 8 * r.at);
         }
+    }
+}
+
+__global__ void __launch_bounds__(UP_THREADS, 1) moe_row_gate_up(const __grid_constant__ row_args a)
+{
+    const product &p = a.p;
+    places s = {};
+    s.tokens = shared_base();
+    s.weights = s.tokens + p.kblocks * TOKEN_BLOCK;
+    s.full = s.weights + UP_GROUPS * up_config::STAGES * up_config::WEIGHT_STAGE;
+    s.scale = s.full + UP_GROUPS * 16 * up_config::STAGES;
+    int items = p.slots * p.row_tiles, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < UP_GROUPS; i++)
+            row_barriers_init<up_config>(ring_of(s, i));
+    __syncthreads();
+    sm90_launch_wait();
+    if (warp >= UP_GROUPS * 4) {
+        int group = warp - UP_GROUPS * 4;
+        if (threadIdx.x % 32 == 0) {
+            sm90_launch_next();
+            row_up_copies(a, ring_of(s, group), blockIdx.x + group * gridDim.x, items);
+        }
         return;
     }
-    consumer c = {0, (int)threadIdx.x / 32, (int)threadIdx.x % 32, (int)threadIdx.x};
-    float2 factor = factors_of(p, expert, row_tile, c);
-    float token = row_round(a, s, c);
+    consumer c = {0, warp % 4, (int)threadIdx.x % 32, (int)threadIdx.x % 128};
+    float token = row_round(a, s, threadIdx.x);
     ring<UP_STAGES> r;
-    group_sums<up_config, 8> sums(p, s, c, s.tokens, r);
-    float d[1][4];
-    sums.prime();
-    sums.run(d, false);
-    if (c.lane % 4 == 0) {
-        float v = silu(d[0][0] * factor.x * token) * (d[0][2] * factor.y * token);
-        p.act[slot * p.inter + row_tile / 2 * 64 + c.warp * 16 + c.lane / 4 * 2 + row_tile % 2] = (uint16_t)sm90_bf16_pair(v, 0.0f);
+    group_sums<up_config, 8> sums(p, ring_of(s, warp / 4), c, s.tokens, r);
+    for (int item = blockIdx.x + warp / 4 * gridDim.x; item < items; item += UP_GROUPS * gridDim.x) {
+        int slot = item / p.row_tiles, row_tile = item % p.row_tiles;
+        float2 factor = factors_of(p, expert_of(a, slot), row_tile, c);
+        float d[1][4];
+        sums.prime();
+        sums.run(d, false);
+        if (c.lane % 4 == 0) {
+            float v = silu(d[0][0] * factor.x * token) * (d[0][2] * factor.y * token);
+            p.act[slot * p.inter + row_tile / 2 * 64 + c.warp * 16 + c.lane / 4 * 2 + row_tile % 2] = (uint16_t)sm90_bf16_pair(v, 0.0f);
+        }
     }
 }
 
@@ -270,7 +299,7 @@ template <class K> gpu_status row_launch(K kernel, int blocks, int threads, size
 
 size_t up_bytes(const gpu_moe_shape *s)
 {
-    return row_shared_bytes<up_config>((size_t)s->hidden / MOE_TILE_COLS * TOKEN_BLOCK, 4);
+    return (size_t)s->hidden / MOE_TILE_COLS * TOKEN_BLOCK + UP_GROUPS * row_shared_bytes<up_config>(0, 4 * UP_GROUPS);
 }
 
 size_t down_bytes(const gpu_moe_shape *s)
@@ -315,7 +344,8 @@ extern "C" gpu_status gpu_moe_row_run(const gpu_moe_args *g, int stages, gpu_str
         a.p.row_scale = g->weights.gate_up_scale;
         a.p.row_tiles = 2 * s->inter / MOE_TILE_ROWS;
         a.p.kblocks = s->hidden / MOE_TILE_COLS;
-        status = row_launch(moe_row_gate_up, a.p.slots * a.p.row_tiles, UP_THREADS, up_bytes(s), a, stream);
+        int items = a.p.slots * a.p.row_tiles;
+        status = row_launch(moe_row_gate_up, items < g->blocks ? items : g->blocks, UP_THREADS, up_bytes(s), a, stream);
     }
     if (status == GPU_OK && stages & GPU_MOE_DOWN) {
         a.p.weights = g->weights.down;

@@ -199,7 +199,7 @@ __device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t,
                 v[m] = sm90_bf16_pair(d[m][4 * j + i] * factor[m].x * token, d[m][4 * j + 2 + i] * factor[m].y * token);
             if (n0 + i >= t.count)
                 continue;
-            uint16_t *at = to + (int64_t)(i ? rows.y : rows.x) * p.hidden;
+            uint16_t *at = to + (uint32_t)(i ? rows.y : rows.x);
             if (C::MT == 2)
                 *(uint2 *)at = make_uint2(v[0], v[C::MT - 1]);
             else
@@ -208,7 +208,7 @@ __device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t,
     }
 }
 
-/* Row and scale of the tile's tokens to where all threads of the warpgroup find them. */
+/* Where the tile's tokens begin in y, and their scales, to where all threads of the warpgroup find them. */
 template <class C> struct token_facts {
     float scale[C::SCALES];
     int32_t row[C::SCALES];
@@ -220,6 +220,7 @@ template <class C> struct token_facts {
             int n = c.thread + 128 * i;
             row[i] = n < t.count ? __ldcg(p.pairs + t.first + n) : 0;
             scale[i] = C::GATE_UP ? __ldcg(p.x_scale + row[i] / p.slots) : 0.0f;
+            row[i] *= p.hidden;
         }
     }
 
@@ -379,14 +380,12 @@ struct variant {
 const variant variants[] = {
     VARIANT("n8x2b2", 4, 1, 2, 8, 1, 10, 2, 10, 2, 2),
     VARIANT("n8x2b3", 4, 1, 2, 8, 1, 7, 3, 7, 2, 3),
-    VARIANT("n8x1b2", 4, 1, 1, 8, 2, 10, 2, 10, 2, 2),
-    VARIANT("n8x1b3", 4, 1, 1, 8, 2, 6, 3, 7, 2, 3),
-    VARIANT("n16x2b3", 4, 1, 2, 16, 1, 6, 3, 6, 2, 3),
     VARIANT("n32x2b2", 4, 1, 2, 32, 1, 8, 2, 7, 2, 2),
     VARIANT("n48x4", 12, 2, 2, 48, 1, 9, 1, 8, 2, 1),
     VARIANT("n64x4", 12, 2, 2, 64, 1, 8, 1, 6, 2, 1),
-    VARIANT("n128x4", 12, 2, 2, 128, 1, 6, 1, 4, 2, 1),
     VARIANT("n144x4", 12, 2, 2, 144, 1, 6, 1, 4, 2, 1),
+    VARIANT("n144x4c24", 24, 2, 2, 144, 1, 5, 1, 4, 2, 1),
+    VARIANT("n96x4", 12, 2, 2, 96, 1, 7, 1, 6, 2, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
 

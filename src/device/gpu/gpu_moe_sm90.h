@@ -152,7 +152,7 @@ __device__ __forceinline__ void release(const consumer &c, uint32_t barrier)
  * would make the compiler serialise them, so there is none: with one row tile the number of column blocks must be even. */
 template <class C, int N> struct group_sums {
     const product &p;
-    const places &s;
+    const places s;
     const consumer &c;
     uint32_t tile_tokens;
     ring<C::STAGES> &r, before;
@@ -189,7 +189,7 @@ template <class C, int N> struct group_sums {
                 sm90_barrier_wait(s.full + 8 * after.at, after.parity);
             next = packed_load(tile_at(after.at, ends ? 0 : 1), c.thread);
         }
-        uint64_t b = sm90_tile_128(tokens);
+        uint32_t b = sm90_tile_128(tokens);
         sm90_wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)

@@ -147,10 +147,11 @@ template <int COUNT> static __device__ __forceinline__ void sm90_wgmma_pin(float
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* A tile of rows of 128 bytes, swizzled: 16-byte piece c of row r lies at r * 128 + (c ^ r % 8) * 16. Begins at a multiple of 1024. */
-static __device__ __forceinline__ uint64_t sm90_tile_128(uint32_t shared)
+/* Low half of the descriptor of a tile of rows of 128 bytes, swizzled: 16-byte piece c of row r lies at r * 128 + (c ^ r % 8) * 16.
+ * Begins at a multiple of 1024. The high half, 0x40000040, says this layout and 1024 bytes from eight rows to the next eight. */
+static __device__ __forceinline__ uint32_t sm90_tile_128(uint32_t shared)
 {
-    return (uint64_t)((shared & 0x3FFFF) >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+    return (shared & 0x3FFFF) >> 4 | 1u << 16;
 }
 
 /* ---- execution ---- */
