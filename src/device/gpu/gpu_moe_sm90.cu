@@ -5,7 +5,8 @@
  *
  *     consumers  1 or 2 warpgroups: packed weights from shared memory to registers, decoded to e4m3, multiplied, written out
  *     copies     one thread: bulk copies of packed tiles, and for gate/up of the token tile's columns, into a ring of stages
- *     tokens     down only: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row
+ *     tokens     down only: the whole token tile once per item, rounded from bf16 to e4m3 with one scale per row; where a block has one
+ *                consumer warpgroup, the copying warp does this, too
  *
  * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile. Columns of a product do not
  * influence each other, so rows of a token tile that do not exist are left as they are in shared memory. */
@@ -99,7 +100,7 @@ template <class C>
 __device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile &t, uint32_t tokens, uint32_t scale, int warp, int lane)
 {
     constexpr int ROWS = 2, SEGMENTS = 2;
-    for (int n0 = warp * ROWS; n0 < t.count; n0 += C::TOKEN_WARPS * ROWS) {
+    for (int n0 = warp * ROWS; n0 < t.count; n0 += C::ROUNDERS * ROWS) {
         uint4 v[ROWS][SEGMENTS];
         float top[ROWS];
 #pragma unroll
@@ -135,20 +136,59 @@ __device__ __forceinline__ void tile_round(const product &p, const gpu_moe_tile 
     }
 }
 
+/* The token tile of one item, when its place is free. */
+template <class C>
+__device__ __forceinline__ void tile_make(const product &p, const places &s, const gpu_moe_tile &t, ring<C::BUFS> &r, int warp, int lane)
+{
+    sm90_barrier_wait(s.tile_empty + 8 * r.at, r.parity ^ 1);
+    tile_round<C>(p, t, s.tokens + r.at * C::NMAX * MOE_TILE_COLS * p.kblocks, s.tile_scale + 4 * r.at * C::NMAX, warp, lane);
+    sm90_fence_async();
+    __syncwarp();
+    if (lane == 0)
+        sm90_barrier_arrive(s.tile_full + 8 * r.at);
+    r.next();
+}
+
 template <class C> __device__ void tokens_round(const product &p, const places &s, int thread)
 {
     int items = __ldcg(p.tile_count) * p.chunks;
     ring<C::BUFS> r;
     sm90_launch_wait();
-    for (int item = blockIdx.x; item < items; item += gridDim.x, r.next()) {
-        gpu_moe_tile t = tile_load(p, item);
-        sm90_barrier_wait(s.tile_empty + 8 * r.at, r.parity ^ 1);
-        tile_round<C>(p, t, s.tokens + r.at * C::NMAX * MOE_TILE_COLS * p.kblocks, s.tile_scale + 4 * r.at * C::NMAX, thread / 32,
-                      thread % 32);
-        sm90_fence_async();
-        __syncwarp();
-        if (thread % 32 == 0)
-            sm90_barrier_arrive(s.tile_full + 8 * r.at);
+    for (int item = blockIdx.x; item < items; item += gridDim.x)
+        tile_make<C>(p, s, tile_load(p, item), r, thread / 32, thread % 32);
+}
+
+/* One warp for both: copies fill the ring before gate/up is complete, then the first token tile; later tiles are made one item ahead. */
+template <class C> __device__ void copies_and_tokens(const product &p, const places &s, int lane)
+{
+    sm90_launch_next();
+    int items = __ldcg(p.tile_count) * p.chunks, issued = 0;
+    ring<C::STAGES> r;
+    ring<C::BUFS> tiles;
+    gpu_moe_tile t = {};
+    if ((int)blockIdx.x < items)
+        t = tile_load(p, blockIdx.x);
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        int group, end;
+        for (groups_of<C>(p, item, &group, &end); group < end; group++) {
+            const uint8_t *weights = p.weights + ((int64_t)t.expert * p.row_tiles + group * C::GROUP) * p.kblocks * MOE_TILE_BYTES;
+            for (int kb = 0; kb < p.kblocks; kb += C::KPS, r.next()) {
+                sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
+                if (lane == 0)
+                    stage_copy<C>(p, s, t, r.at, weights, kb);
+                __syncwarp();
+                issued++;
+                bool last = group + 1 == end && kb + C::KPS >= p.kblocks;
+                if (item == (int)blockIdx.x && (issued == C::STAGES || (issued < C::STAGES && last))) {
+                    sm90_launch_wait();
+                    tile_make<C>(p, s, t, tiles, 0, lane);
+                }
+            }
+        }
+        if (item + (int)gridDim.x < items) {
+            t = tile_load(p, item + gridDim.x);
+            tile_make<C>(p, s, t, tiles, 0, lane);
+        }
     }
 }
 
@@ -311,7 +351,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) moe_
             sm90_barrier_init(s.empty + 8 * i, C::WGS * 4);
         }
         for (int i = 0; i < C::BUFS; i++) {
-            sm90_barrier_init(s.tile_full + 8 * i, C::TOKEN_WARPS + !C::TOKEN_WARPS);
+            sm90_barrier_init(s.tile_full + 8 * i, C::ROUNDERS);
             sm90_barrier_init(s.tile_empty + 8 * i, C::WGS * 4);
         }
         sm90_barrier_init_done();
@@ -320,7 +360,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) moe_
     if (thread >= first_producer) {
         if (C::WGS == 2)
             sm90_registers_fewer<72>();
-        if (thread < first_producer + 32) {
+        if (!C::GATE_UP && C::TOKEN_WARPS == 0) {
+            copies_and_tokens<C>(p, s, thread - first_producer);
+        } else if (thread < first_producer + 32) {
             if (thread == first_producer)
                 copies<C>(p, s);
         } else if (!C::GATE_UP) {
@@ -380,12 +422,13 @@ struct variant {
 const variant variants[] = {
     VARIANT("n8x2b2", 4, 1, 2, 8, 1, 10, 2, 10, 2, 2),
     VARIANT("n8x2b3", 4, 1, 2, 8, 1, 7, 3, 7, 2, 3),
+    VARIANT("n16x2b3", 4, 1, 2, 16, 1, 6, 3, 6, 2, 3),
     VARIANT("n32x2b2", 4, 1, 2, 32, 1, 8, 2, 7, 2, 2),
+    VARIANT("n32x2b3", 8, 1, 2, 32, 1, 5, 3, 4, 2, 3),
     VARIANT("n48x4", 12, 2, 2, 48, 1, 9, 1, 8, 2, 1),
     VARIANT("n64x4", 12, 2, 2, 64, 1, 8, 1, 6, 2, 1),
-    VARIANT("n144x4", 12, 2, 2, 144, 1, 6, 1, 4, 2, 1),
-    VARIANT("n144x4c24", 24, 2, 2, 144, 1, 5, 1, 4, 2, 1),
     VARIANT("n96x4", 12, 2, 2, 96, 1, 7, 1, 6, 2, 1),
+    VARIANT("n144x4", 12, 2, 2, 144, 1, 6, 1, 4, 2, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
 
