@@ -33,7 +33,7 @@ template <bool GATE_UP_, int WGS_, int MT_, int NMAX_, int STAGES_, int KPS_, in
     static constexpr int PER_STAGE = MT * KPS; /* weight tiles of a stage and warpgroup */
     static_assert(PER_STAGE <= 2, "two register sets alternate over the tiles of a stage");
     static constexpr int GROUP = WGS * MT; /* row tiles of a row group */
-    static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : 0;       /* beside the copying warp, which rounds tokens itself where there are none */
+    static constexpr int TOKEN_WARPS = WGS == 2 ? 3 : 0; /* beside the copying warp, which rounds tokens itself where there are none */
     static constexpr int ROUNDERS = TOKEN_WARPS ? TOKEN_WARPS : 1;
     static constexpr int THREADS = WGS * 128 + 32 + TOKEN_WARPS * 32;
     static constexpr int WEIGHT_STAGE = WGS * PER_STAGE * MOE_TILE_BYTES;
