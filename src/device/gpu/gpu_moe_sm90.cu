@@ -194,28 +194,35 @@ template <class C> __device__ void copies_and_tokens(const product &p, const pla
 
 /* ---- the consumers ---- */
 
+/* Blocks of 8 tokens whose scales are loaded together before their results are written. */
+template <int N> struct batch {
+    static constexpr int BLOCKS = N / 8, SIZE = BLOCKS % 3 == 0 ? 3 : BLOCKS % 4 == 0 ? 4 : BLOCKS;
+};
+
 /* gate/up: silu(gate) * up as bf16. Per token a lane has one column of each row tile; those of a pair of tiles are neighbours. */
 template <class C, int N>
 __device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[C::MT][N / 2],
                                           const float2 (&factor)[C::MT], uint32_t scale, int row_tile)
 {
+    constexpr int SIZE = batch<N>::SIZE;
     uint16_t *to = p.act + (int64_t)t.first * p.inter + row_tile / 2 * 64 + c.warp * 16 + c.lane / 4 * 2 + row_tile % 2;
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        uint2 tokens = sm90_load_8(scale + 4 * (8 * j + 2 * (c.lane % 4)));
+    for (int j0 = 0; j0 < N / 8; j0 += SIZE) {
+        uint2 tokens[SIZE];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int n = 8 * j + 2 * (c.lane % 4) + i;
-            float token = __uint_as_float(i ? tokens.y : tokens.x), v[C::MT];
+        for (int j = 0; j < SIZE; j++)
+            tokens[j] = sm90_load_8(scale + 4 * (8 * (j0 + j) + 2 * (c.lane % 4)));
+#pragma unroll
+        for (int k = 0; k < 2 * SIZE; k++) {
+            int at = 4 * (j0 + k / 2) + k % 2, n = 8 * (j0 + k / 2) + 2 * (c.lane % 4) + k % 2;
+            float token = __uint_as_float(k % 2 ? tokens[k / 2].y : tokens[k / 2].x), v[C::MT];
 #pragma unroll
             for (int m = 0; m < C::MT; m++)
-                v[m] = silu(d[m][4 * j + i] * factor[m].x * token) * (d[m][4 * j + 2 + i] * factor[m].y * token);
-            if (n >= t.count)
-                continue;
+                v[m] = silu(d[m][at] * factor[m].x * token) * (d[m][at + 2] * factor[m].y * token);
             if (C::MT == 2)
-                *(uint32_t *)(to + (int64_t)n * p.inter) = sm90_bf16_pair(v[0], v[C::MT - 1]);
+                sm90_write_4(to + (uint32_t)(n * p.inter), sm90_bf16_pair(v[0], v[C::MT - 1]), n < t.count);
             else
-                to[(int64_t)n * p.inter] = (uint16_t)sm90_bf16_pair(v[0], 0.0f);
+                sm90_write_2(to + (uint32_t)(n * p.inter), sm90_bf16_pair(v[0], 0.0f), n < t.count);
         }
     }
 }
@@ -223,27 +230,31 @@ __device__ __forceinline__ void write_act(const product &p, const gpu_moe_tile &
 /* down: per token a lane has two neighbouring columns of each row tile, four of a pair of tiles. */
 template <class C, int N>
 __device__ __forceinline__ void write_y(const product &p, const gpu_moe_tile &t, const consumer &c, const float (&d)[C::MT][N / 2],
-                                        const float2 (&factor)[C::MT], uint32_t scale, uint32_t row, int row_tile)
+                                        const float2 (&factor)[C::MT], uint32_t scale, uint32_t begin, int row_tile)
 {
+    constexpr int SIZE = batch<N>::SIZE;
     uint16_t *to = p.y + row_tile / 2 * 128 + c.warp * 32 + c.lane / 4 * 4 + row_tile % 2 * 2;
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        int n0 = 8 * j + 2 * (c.lane % 4);
-        uint2 tokens = sm90_load_8(scale + 4 * n0), rows = sm90_load_8(row + 4 * n0);
+    for (int j0 = 0; j0 < N / 8; j0 += SIZE) {
+        uint2 tokens[SIZE], begins[SIZE];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float token = __uint_as_float(i ? tokens.y : tokens.x);
+        for (int j = 0; j < SIZE; j++) {
+            tokens[j] = sm90_load_8(scale + 4 * (8 * (j0 + j) + 2 * (c.lane % 4)));
+            begins[j] = sm90_load_8(begin + 4 * (8 * (j0 + j) + 2 * (c.lane % 4)));
+        }
+#pragma unroll
+        for (int k = 0; k < 2 * SIZE; k++) {
+            int at = 4 * (j0 + k / 2) + k % 2, n = 8 * (j0 + k / 2) + 2 * (c.lane % 4) + k % 2;
+            float token = __uint_as_float(k % 2 ? tokens[k / 2].y : tokens[k / 2].x);
             uint32_t v[C::MT];
 #pragma unroll
             for (int m = 0; m < C::MT; m++)
-                v[m] = sm90_bf16_pair(d[m][4 * j + i] * factor[m].x * token, d[m][4 * j + 2 + i] * factor[m].y * token);
-            if (n0 + i >= t.count)
-                continue;
-            uint16_t *at = to + (uint32_t)(i ? rows.y : rows.x);
+                v[m] = sm90_bf16_pair(d[m][at] * factor[m].x * token, d[m][at + 2] * factor[m].y * token);
+            uint16_t *row = to + (k % 2 ? begins[k / 2].y : begins[k / 2].x);
             if (C::MT == 2)
-                *(uint2 *)at = make_uint2(v[0], v[C::MT - 1]);
+                sm90_write_8(row, v[0], v[C::MT - 1], n < t.count);
             else
-                *(uint32_t *)at = v[0];
+                sm90_write_4(row, v[0], n < t.count);
         }
     }
 }

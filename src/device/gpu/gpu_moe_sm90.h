@@ -139,7 +139,7 @@ struct consumer {
 
 __device__ __forceinline__ float silu(float x)
 {
-    return x / (1.0f + __expf(-x));
+    return __fdividef(x, 1.0f + __expf(-x));
 }
 
 __device__ __forceinline__ void release(const consumer &c, uint32_t barrier)

@@ -121,6 +121,25 @@ static __device__ __forceinline__ void sm90_store_8(uint32_t to, uint32_t low, u
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
 }
 
+/* Stores to global memory where `here`, without a branch. */
+static __device__ __forceinline__ void sm90_write_8(void *to, uint32_t low, uint32_t high, bool here)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to), "r"(low), "r"(high), "r"((int)here)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void sm90_write_4(void *to, uint32_t v, bool here)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b32 [%0], %1;}" ::"l"(to), "r"(v), "r"((int)here) : "memory");
+}
+
+static __device__ __forceinline__ void sm90_write_2(void *to, uint32_t v, bool here)
+{
+    asm volatile("{.reg .pred p; .reg .b16 t; cvt.u16.u32 t, %1; setp.ne.b32 p, %2, 0; @p st.global.b16 [%0], t;}" ::"l"(to), "r"(v),
+                 "r"((int)here)
+                 : "memory");
+}
+
 /* ---- warpgroup matrix products ---- */
 
 /* Orders register writes of the warpgroup before the products that follow. */
