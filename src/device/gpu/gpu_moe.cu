@@ -8,6 +8,7 @@ namespace {
 
 enum {
     SORT_THREADS = 1024,
+    ROUND_THREADS = SORT_THREADS / 2,
     COMBINE_THREADS = 256,
     MOST_EXPERTS = SORT_THREADS,
     MOST_SLOTS = 32,
@@ -19,7 +20,7 @@ struct preparation {
     gpu_moe_scratch scratch;
     int rows, width; /* most rows of a token tile */
     const void *x;
-    gpu_moe_input x_type;
+    gpu_moe_type x_type;
     const int32_t *experts;
 };
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ float warp_largest(float v)
 }
 
 /* 8 values of a row as floats. */
-__device__ __forceinline__ void load_8(const preparation &p, int64_t at, float (&v)[8])
+__device__ __forceinline__ void load_8(const preparation &p, int64_t at, float *v)
 {
     if (p.x_type == GPU_MOE_F32) {
         const float4 *from = (const float4 *)((const float *)p.x + at);
@@ -66,31 +67,37 @@ __device__ __forceinline__ place place_of(int first, int count, int width, int r
 }
 
 /* One row to e4m3 with the scale largest / 448, copied into the token tiles of its experts. A tile is stored as the products read it:
- * blocks of 128 columns, in each the tile's rows of 128 bytes, swizzled. */
-__device__ void round_row(const preparation &p, int row, const float (&v)[8], const place *places, float *shared)
+ * blocks of 128 columns, in each the tile's rows of 128 bytes, swizzled. A thread has COUNT values (8 or 16) from column COUNT * thread. */
+template <int COUNT>
+__device__ __forceinline__ void round_row(const preparation &p, int row, const float (&v)[COUNT], const place *places, float *shared)
 {
-    int at = threadIdx.x * 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slots = p.shape.topk + p.shape.shared;
+    int at = threadIdx.x * COUNT, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slots = p.shape.topk + p.shape.shared;
     float top = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < COUNT; i++)
         top = fmaxf(top, fabsf(v[i]));
     top = warp_largest(top);
     if (lane == 0)
         shared[warp] = top;
     __syncthreads();
-    top = warp_largest(shared[lane]); /* SORT_THREADS / 32 = 32 warps */
+    top = warp_largest(lane < (int)blockDim.x / 32 ? shared[lane] : 0.0f);
     float f = top > 1e-30f ? 448.0f / top : 0.0f;
     if (threadIdx.x == 0)
         p.scratch.x_scale[row] = top * (1.0f / 448.0f);
     if (at >= p.shape.hidden)
         return;
-    uint2 codes;
-    codes.x = sm90_e4m3_pair(v[0] * f, v[1] * f) | (uint32_t)sm90_e4m3_pair(v[2] * f, v[3] * f) << 16;
-    codes.y = sm90_e4m3_pair(v[4] * f, v[5] * f) | (uint32_t)sm90_e4m3_pair(v[6] * f, v[7] * f) << 16;
+    uint32_t codes[COUNT / 4];
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++)
+        codes[i] = sm90_e4m3_pair(v[4 * i] * f, v[4 * i + 1] * f) | (uint32_t)sm90_e4m3_pair(v[4 * i + 2] * f, v[4 * i + 3] * f) << 16;
     for (int slot = 0; slot < slots; slot++) {
         place t = places[slot];
         uint8_t *tile = p.scratch.x_codes + (int64_t)t.first * p.shape.hidden + (at / 128 * t.count + t.row) * 128;
-        *(uint2 *)(tile + ((at % 128 / 16 ^ t.row % 8) << 4) + at % 16) = codes;
+        uint8_t *to = tile + ((at % 128 / 16 ^ t.row % 8) << 4) + at % 16;
+        if (COUNT == 16)
+            *(uint4 *)to = make_uint4(codes[0], codes[1], codes[COUNT / 8], codes[COUNT / 4 - 1]);
+        else
+            *(uint2 *)to = make_uint2(codes[0], codes[1]);
     }
 }
 
@@ -177,7 +184,7 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_prepare(const __grid_constan
         p.scratch.pairs[firsts[mine] + rank] = row * slots + e;
     }
     __syncthreads();
-    round_row(p, row, v, places, tops);
+    round_row<8>(p, row, v, places, tops);
 }
 
 /* Many rows: one block counts, then one block per row finds places. The order of an expert's pairs has no meaning. */
@@ -194,15 +201,17 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_count(const __grid_constant_
     write_tiles(p, e, first.x, count, first.y, tiles);
 }
 
-__global__ void __launch_bounds__(SORT_THREADS) moe_round(const __grid_constant__ preparation p)
+__global__ void __launch_bounds__(ROUND_THREADS) moe_round(const __grid_constant__ preparation p)
 {
-    __shared__ float tops[SORT_THREADS / 32];
+    __shared__ float tops[ROUND_THREADS / 32];
     __shared__ place places[MOST_SLOTS];
     const gpu_moe_shape &s = p.shape;
     int row = blockIdx.x, slot = threadIdx.x, slots = s.topk + s.shared;
-    float v[8] = {};
-    if (threadIdx.x * 8 < s.hidden)
-        load_8(p, (int64_t)row * s.hidden + threadIdx.x * 8, v); /* complete before moe_count began */
+    float v[16] = {};
+    if (threadIdx.x * 16 < s.hidden) { /* x was complete before moe_count began */
+        load_8(p, (int64_t)row * s.hidden + threadIdx.x * 16, v);
+        load_8(p, (int64_t)row * s.hidden + threadIdx.x * 16 + 8, v + 8);
+    }
     sm90_launch_wait();
     sm90_launch_next();
     if (slot < slots) {
@@ -212,12 +221,12 @@ __global__ void __launch_bounds__(SORT_THREADS) moe_round(const __grid_constant_
         places[slot] = place_of(range.x, range.y, p.width, rank);
         p.scratch.pairs[range.x + rank] = row * slots + slot;
     }
-    round_row(p, row, v, places, tops); /* its barrier makes places visible */
+    round_row<16>(p, row, v, places, tops); /* its barrier makes places visible */
 }
 
 /* out = sum over a row's experts in the order of its slots, the shared expert last. */
-__global__ void __launch_bounds__(COMBINE_THREADS) moe_combine(const uint16_t *y, const float *routing, float *out, int hidden,
-                                                               int topk, int shared)
+__global__ void __launch_bounds__(COMBINE_THREADS) moe_combine(const uint16_t *y, const float *routing, void *out, gpu_moe_type type,
+                                                               int hidden, int topk, int shared)
 {
     sm90_launch_wait();
     sm90_launch_next();
@@ -237,9 +246,15 @@ __global__ void __launch_bounds__(COMBINE_THREADS) moe_combine(const uint16_t *y
             sum[2 * i + 1] = fmaf(w, __uint_as_float(words[i] & 0xFFFF0000u), sum[2 * i + 1]);
         }
     }
-    float4 *to = (float4 *)(out + (int64_t)row * hidden + at);
-    to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    if (type == GPU_MOE_F32) {
+        float4 *to = (float4 *)((float *)out + (int64_t)row * hidden + at);
+        to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    } else {
+        *(uint4 *)((uint16_t *)out + (int64_t)row * hidden + at) =
+            make_uint4(sm90_bf16_pair(sum[0], sum[1]), sm90_bf16_pair(sum[2], sum[3]), sm90_bf16_pair(sum[4], sum[5]),
+                       sm90_bf16_pair(sum[6], sum[7]));
+    }
 }
 
 /* ---- packing ---- */
@@ -367,7 +382,7 @@ extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
     if (rows == 1 && gpu_moe_row_fits(s))
         return GPU_MOE_ROW;
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
-    int variant = rows <= 8 ? 0 : rows <= 16 ? 1 : each <= 16 ? 3 : each <= 36 ? 5 : each <= 56 ? 6 : 8;
+    int variant = rows <= 8 ? 0 : rows <= 16 ? 1 : each <= 2 ? 2 : each <= 16 ? 3 : each <= 36 ? 4 : each <= 56 ? 5 : each <= 80 ? 6 : 7;
     while (!gpu_moe_variant_fits(variant, s))
         variant--;
     return variant;
@@ -389,7 +404,7 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
         else
             status = launch(moe_count, dim3(1), SORT_THREADS, stream, p);
         if (status == GPU_OK && a->rows > ONE_LAUNCH_ROWS)
-            status = launch(moe_round, dim3(a->rows), SORT_THREADS, stream, p);
+            status = launch(moe_round, dim3(a->rows), (s->hidden / 16 + 31) / 32 * 32, stream, p);
     }
     if (status == GPU_OK && stages & GPU_MOE_GATE_UP)
         status = gpu_moe_sm90_run(a, 1, variant, stream);
@@ -397,6 +412,6 @@ extern "C" gpu_status gpu_moe_run(const gpu_moe_args *a, int stages, gpu_stream 
         status = gpu_moe_sm90_run(a, 0, variant, stream);
     if (status == GPU_OK && stages & GPU_MOE_COMBINE)
         status = launch(moe_combine, dim3((s->hidden / 8 + COMBINE_THREADS - 1) / COMBINE_THREADS, a->rows), COMBINE_THREADS, stream,
-                        (const uint16_t *)a->scratch.y, a->routing, a->out, s->hidden, s->topk, s->shared);
+                        (const uint16_t *)a->scratch.y, a->routing, a->out, a->out_type, s->hidden, s->topk, s->shared);
     return status;
 }

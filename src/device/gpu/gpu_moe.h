@@ -43,7 +43,7 @@ typedef struct gpu_moe_scratch {
     uint16_t *y;           /* [rows][topk + shared][hidden] bf16, without routing weights; in the place of x_codes, then unused */
 } gpu_moe_scratch;
 
-typedef enum gpu_moe_input { GPU_MOE_F32, GPU_MOE_BF16 } gpu_moe_input;
+typedef enum gpu_moe_type { GPU_MOE_F32, GPU_MOE_BF16 } gpu_moe_type;
 
 typedef struct gpu_moe_args {
     gpu_moe_shape shape;
@@ -51,10 +51,11 @@ typedef struct gpu_moe_args {
     gpu_moe_scratch scratch;
     int rows;
     const void *x;          /* [rows][hidden] */
-    gpu_moe_input x_type;
+    gpu_moe_type x_type;
     const int32_t *experts; /* [rows][topk] ascending */
     const float *routing;   /* [rows][topk] */
-    float *out;             /* [rows][hidden] */
+    void *out;              /* [rows][hidden] */
+    gpu_moe_type out_type;
     int variant;            /* -1: by the number of rows */
     int blocks;             /* multiprocessors */
 } gpu_moe_args;

@@ -2,8 +2,9 @@
  *
  * gate/up: one block per multiprocessor (blocks of one launch that fit beside each other would be put there, while others have none), with
  * two warpgroups; an item is a row tile of a slot. Copies begin as soon as the expert is known, the row is rounded meanwhile.
- * down: one block per row tile, three warpgroups with a third of the slots each. All weights of the block are in flight at once, before
- * gate/up is complete; the sum over the experts is made in the block.
+ * down: one block per row tile, three warpgroups with a third of the slots each; the sum over the experts is made in the block. A block
+ * fits beside one of gate/up, so that its first copies are there before gate/up is complete.
+ * Each warpgroup has a ring of weights of its own; one thread of the block fills them in turn.
  *
  * The same numbers are rounded and summed in the same order as in the kernels for many rows, so the results are the same bits. */
 #include "device/gpu/gpu_moe_sm90.h"
@@ -11,11 +12,11 @@
 namespace {
 
 enum {
-    UP_GROUPS = 2,      /* warpgroups of a gate/up block, with an item and a ring of their own */
-    UP_STAGES = 10,     /* of two column blocks */
-    DOWN_GROUPS = 3,    /* warpgroups of a down block */
-    DOWN_STAGES = 18,   /* of two column blocks, all of a block's weights */
-    UP_THREADS = UP_GROUPS * (128 + 32),
+    UP_GROUPS = 2,   /* warpgroups of a gate/up block */
+    UP_STAGES = 4,   /* of two column blocks, per warpgroup */
+    DOWN_GROUPS = 3,
+    DOWN_STAGES = 2,
+    UP_THREADS = UP_GROUPS * 128 + 32,
     DOWN_THREADS = DOWN_GROUPS * 128 + 32,
     MOST_SLOTS = 9,
     TOKEN_BLOCK = 8 * MOE_TILE_COLS /* a token tile of 8 rows: the row, and 7 that nobody looks at */
@@ -27,10 +28,11 @@ typedef config<false, 1, 1, 8, DOWN_STAGES, 2, 1, 1> down_config;
 struct row_args {
     product p;              /* weights, row_scale, row_tiles, kblocks, act, hidden, inter, slots */
     const void *x;
-    gpu_moe_input x_type;
+    gpu_moe_type x_type;
     const int32_t *experts;
     const float *routing;
-    float *out;
+    void *out;
+    gpu_moe_type out_type;
     int topk, shared_expert; /* its id */
 };
 
@@ -42,30 +44,48 @@ __device__ __forceinline__ uint32_t shared_base(void)
     return p;
 }
 
-/* Tokens, weights, barriers of a ring, and some numbers behind them. */
-template <class C> __device__ __forceinline__ places row_places(uint32_t token_bytes)
+/* Tokens, rings of weights, their barriers, and some numbers behind them. */
+template <class C> __device__ __forceinline__ places row_places(uint32_t token_bytes, int groups)
 {
     places s = {};
     s.tokens = shared_base();
     s.weights = s.tokens + token_bytes;
-    s.full = s.weights + C::STAGES * C::WEIGHT_STAGE;
-    s.empty = s.full + 8 * C::STAGES;
-    s.scale = s.empty + 8 * C::STAGES;
+    s.full = s.weights + groups * C::STAGES * C::WEIGHT_STAGE;
+    s.scale = s.full + groups * 16 * C::STAGES;
     return s;
 }
 
-template <class C> size_t row_shared_bytes(size_t token_bytes, size_t numbers)
+template <class C> size_t row_shared_bytes(size_t token_bytes, int groups, size_t numbers)
 {
-    return 1024 + token_bytes + C::STAGES * C::WEIGHT_STAGE + 16 * C::STAGES + 4 * numbers;
+    return 1024 + token_bytes + (size_t)groups * C::STAGES * (C::WEIGHT_STAGE + 16) + 4 * numbers;
 }
 
-template <class C> __device__ __forceinline__ void row_barriers_init(const places &s)
+/* The ring of a warpgroup. */
+template <class C> __device__ __forceinline__ places ring_of(places s, int group)
 {
-    for (int i = 0; i < C::STAGES; i++) {
-        sm90_barrier_init(s.full + 8 * i, 1);
-        sm90_barrier_init(s.empty + 8 * i, 4);
+    s.weights += group * C::STAGES * C::WEIGHT_STAGE;
+    s.full += group * 16 * C::STAGES;
+    s.empty = s.full + 8 * C::STAGES;
+    return s;
+}
+
+template <class C> __device__ __forceinline__ void row_barriers_init(const places &s, int groups)
+{
+    for (int i = 0; i < groups * C::STAGES; i++) {
+        places own = ring_of<C>(s, i / C::STAGES);
+        sm90_barrier_init(own.full + 8 * (i % C::STAGES), 1);
+        sm90_barrier_init(own.empty + 8 * (i % C::STAGES), 4);
     }
     sm90_barrier_init_done();
+}
+
+/* Two column blocks into a ring. */
+template <class C> __device__ __forceinline__ void ring_copy(const places &s, const ring<C::STAGES> &r, const uint8_t *from)
+{
+    uint32_t full = s.full + 8 * r.at;
+    sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
+    sm90_barrier_expect(full, C::WEIGHT_STAGE);
+    sm90_copy_bulk(s.weights + r.at * C::WEIGHT_STAGE, from, C::WEIGHT_STAGE, full);
 }
 
 __device__ __forceinline__ int expert_of(const row_args &a, int slot)
@@ -129,58 +149,50 @@ __device__ __forceinline__ float2 factors_of(const product &p, int expert, int r
     return make_float2(__ldg(from), __ldg(from + 8));
 }
 
-/* The ring of a warpgroup. */
-__device__ __forceinline__ places ring_of(places s, int group)
-{
-    s.weights += group * up_config::STAGES * up_config::WEIGHT_STAGE;
-    s.full += group * 16 * up_config::STAGES;
-    s.empty = s.full + 8 * up_config::STAGES;
-    return s;
-}
-
-/* One thread: the weights of all items of a warpgroup. */
-__device__ __forceinline__ void row_up_copies(const row_args &a, const places &s, int item, int items)
+/* One thread: the weights of all items of the block, the rings in turn. */
+__device__ __forceinline__ void row_up_copies(const row_args &a, const places &s, int items)
 {
     const product &p = a.p;
-    ring<UP_STAGES> r;
-    for (; item < items; item += UP_GROUPS * gridDim.x) {
-        int64_t tile = (int64_t)expert_of(a, item / p.row_tiles) * p.row_tiles + item % p.row_tiles;
-        const uint8_t *from = p.weights + tile * p.kblocks * MOE_TILE_BYTES;
-        for (int kb = 0; kb < p.kblocks; kb += 2, r.next()) {
-            sm90_barrier_wait(s.empty + 8 * r.at, r.parity ^ 1);
-            sm90_barrier_expect(s.full + 8 * r.at, 2 * MOE_TILE_BYTES);
-            sm90_copy_bulk(s.weights + r.at * up_config::WEIGHT_STAGE, from + (int64_t)kb * MOE_TILE_BYTES, 2 * MOE_TILE_BYTES,
-                           s.full + 8 * r.at);
+    ring<UP_STAGES> r[UP_GROUPS];
+    for (int item = blockIdx.x; item < items; item += UP_GROUPS * gridDim.x) {
+        const uint8_t *from[UP_GROUPS];
+#pragma unroll
+        for (int g = 0; g < UP_GROUPS; g++) {
+            int own = item + g * (int)gridDim.x;
+            int64_t tile = own < items ? (int64_t)expert_of(a, own / p.row_tiles) * p.row_tiles + own % p.row_tiles : 0;
+            from[g] = p.weights + tile * p.kblocks * MOE_TILE_BYTES;
         }
+        for (int kb = 0; kb < p.kblocks; kb += 2)
+#pragma unroll
+            for (int g = 0; g < UP_GROUPS; g++)
+                if (item + g * (int)gridDim.x < items) {
+                    ring_copy<up_config>(ring_of<up_config>(s, g), r[g], from[g] + (int64_t)kb * MOE_TILE_BYTES);
+                    r[g].next();
+                }
     }
 }
 
-__global__ void __launch_bounds__(UP_THREADS, 1) moe_row_gate_up(const __grid_constant__ row_args a)
+/* The second numbers of the launch bounds keep both kernels at 72 registers, so that a block of each fits on a multiprocessor. */
+__global__ void __launch_bounds__(UP_THREADS, 3) moe_row_gate_up(const __grid_constant__ row_args a)
 {
     const product &p = a.p;
-    places s = {};
-    s.tokens = shared_base();
-    s.weights = s.tokens + p.kblocks * TOKEN_BLOCK;
-    s.full = s.weights + UP_GROUPS * up_config::STAGES * up_config::WEIGHT_STAGE;
-    s.scale = s.full + UP_GROUPS * 16 * up_config::STAGES;
+    places s = row_places<up_config>(p.kblocks * TOKEN_BLOCK, UP_GROUPS);
     int items = p.slots * p.row_tiles, warp = threadIdx.x / 32;
     if (threadIdx.x == 0)
-        for (int i = 0; i < UP_GROUPS; i++)
-            row_barriers_init<up_config>(ring_of(s, i));
+        row_barriers_init<up_config>(s, UP_GROUPS);
     __syncthreads();
     sm90_launch_wait();
     if (warp >= UP_GROUPS * 4) {
-        int group = warp - UP_GROUPS * 4;
         if (threadIdx.x % 32 == 0) {
             sm90_launch_next();
-            row_up_copies(a, ring_of(s, group), blockIdx.x + group * gridDim.x, items);
+            row_up_copies(a, s, items);
         }
         return;
     }
     consumer c = {0, warp % 4, (int)threadIdx.x % 32, (int)threadIdx.x % 128};
     float token = row_round(a, s, threadIdx.x);
     ring<UP_STAGES> r;
-    group_sums<up_config, 8> sums(p, ring_of(s, warp / 4), c, s.tokens, r);
+    group_sums<up_config, 8> sums(p, ring_of<up_config>(s, warp / 4), c, s.tokens, r);
     for (int item = blockIdx.x + warp / 4 * gridDim.x; item < items; item += UP_GROUPS * gridDim.x) {
         int slot = item / p.row_tiles, row_tile = item % p.row_tiles;
         float2 factor = factors_of(p, expert_of(a, slot), row_tile, c);
@@ -227,14 +239,14 @@ __device__ __forceinline__ void row_down(const row_args &a, const places &s, con
     }
     sm90_fence_async();
     sm90_warps_sync(1 + group, 128);
+    ring<DOWN_STAGES> r;
+    group_sums<down_config, 8> sums(p, ring_of<down_config>(s, group), c, s.tokens, r);
+    sums.prime();
     for (int slot = group; slot < p.slots; slot += DOWN_GROUPS) {
         float2 factor = factors_of(p, expert_of(a, slot), blockIdx.x, c);
-        ring<DOWN_STAGES> r;
-        r.at = slot * p.kblocks / 2;
-        group_sums<down_config, 8> sums(p, s, c, s.tokens + slot * p.kblocks * TOKEN_BLOCK, r);
         float d[1][4];
-        sums.prime();
-        sums.run(d, false);
+        sums.tile_tokens = s.tokens + slot * p.kblocks * TOKEN_BLOCK;
+        sums.run(d, slot + DOWN_GROUPS < p.slots);
         if (c.lane % 4 == 0) {
             float token = __uint_as_float(sm90_load_4(scales + 4 * slot));
             uint32_t pair = sm90_bf16_pair(d[0][0] * factor.x * token, d[0][2] * factor.y * token);
@@ -245,27 +257,42 @@ __device__ __forceinline__ void row_down(const row_args &a, const places &s, con
     }
 }
 
-__global__ void __launch_bounds__(DOWN_THREADS, 1) moe_row_down(const __grid_constant__ row_args a)
+/* One thread: the weights of a row tile of all slots, the rings in turn. The choice of experts is complete before gate/up is: gate/up had
+ * it when it let this launch begin. */
+__device__ __forceinline__ void row_down_copies(const row_args &a, const places &s)
 {
     const product &p = a.p;
-    places s = row_places<down_config>(p.slots * p.kblocks * TOKEN_BLOCK);
+    ring<DOWN_STAGES> r[DOWN_GROUPS];
+    for (int slot = 0; slot < p.slots; slot += DOWN_GROUPS) {
+        const uint8_t *from[DOWN_GROUPS];
+#pragma unroll
+        for (int g = 0; g < DOWN_GROUPS; g++) {
+            int64_t tile = slot + g < p.slots ? (int64_t)expert_of(a, slot + g) * p.row_tiles + blockIdx.x : 0;
+            from[g] = p.weights + tile * p.kblocks * MOE_TILE_BYTES;
+        }
+        for (int kb = 0; kb < p.kblocks; kb += 2)
+#pragma unroll
+            for (int g = 0; g < DOWN_GROUPS; g++)
+                if (slot + g < p.slots) {
+                    ring_copy<down_config>(ring_of<down_config>(s, g), r[g], from[g] + kb * MOE_TILE_BYTES);
+                    r[g].next();
+                }
+    }
+}
+
+__global__ void __launch_bounds__(DOWN_THREADS, 2) moe_row_down(const __grid_constant__ row_args a)
+{
+    const product &p = a.p;
+    places s = row_places<down_config>(p.slots * p.kblocks * TOKEN_BLOCK, DOWN_GROUPS);
     uint32_t scales = s.scale, ys = scales + 4 * 16;
     int thread = threadIdx.x, row_tile = blockIdx.x;
     if (thread == 0)
-        row_barriers_init<down_config>(s);
+        row_barriers_init<down_config>(s, DOWN_GROUPS);
     __syncthreads();
     if (thread >= DOWN_GROUPS * 128) {
-        if (thread > DOWN_GROUPS * 128)
-            return;
-        sm90_launch_next();
-        for (int slot = 0; slot < p.slots; slot++) { /* the choice of experts is complete: gate/up had it when it let this launch begin */
-            const uint8_t *from = p.weights + ((int64_t)expert_of(a, slot) * p.row_tiles + row_tile) * p.kblocks * MOE_TILE_BYTES;
-            for (int kb = 0; kb < p.kblocks; kb += 2) {
-                int at = (slot * p.kblocks + kb) / 2;
-                sm90_barrier_expect(s.full + 8 * at, 2 * MOE_TILE_BYTES);
-                sm90_copy_bulk(s.weights + at * down_config::WEIGHT_STAGE, from + kb * MOE_TILE_BYTES, 2 * MOE_TILE_BYTES,
-                               s.full + 8 * at);
-            }
+        if (thread == DOWN_GROUPS * 128) {
+            sm90_launch_next();
+            row_down_copies(a, s);
         }
         return;
     }
@@ -278,7 +305,11 @@ __global__ void __launch_bounds__(DOWN_THREADS, 1) moe_row_down(const __grid_con
         for (int slot = 0; slot < p.slots; slot++)
             sum = fmaf(slot < a.topk ? __ldg(a.routing + slot) : 1.0f,
                        __uint_as_float(sm90_load_4(ys + 4 * (slot * MOE_TILE_ROWS + thread))), sum);
-        a.out[moe_row_at(MOE_DOWN, row_tile * MOE_TILE_ROWS + thread, 0)] = sum;
+        int at = moe_row_at(MOE_DOWN, row_tile * MOE_TILE_ROWS + thread, 0);
+        if (a.out_type == GPU_MOE_F32)
+            ((float *)a.out)[at] = sum;
+        else
+            ((uint16_t *)a.out)[at] = (uint16_t)sm90_bf16_pair(sum, 0.0f);
     }
 }
 
@@ -299,13 +330,19 @@ template <class K> gpu_status row_launch(K kernel, int blocks, int threads, size
 
 size_t up_bytes(const gpu_moe_shape *s)
 {
-    return (size_t)s->hidden / MOE_TILE_COLS * TOKEN_BLOCK + UP_GROUPS * row_shared_bytes<up_config>(0, 4 * UP_GROUPS);
+    return row_shared_bytes<up_config>((size_t)s->hidden / MOE_TILE_COLS * TOKEN_BLOCK, UP_GROUPS, 4 * UP_GROUPS);
 }
 
 size_t down_bytes(const gpu_moe_shape *s)
 {
-    return row_shared_bytes<down_config>((size_t)(s->topk + s->shared) * s->inter / MOE_TILE_COLS * TOKEN_BLOCK,
+    return row_shared_bytes<down_config>((size_t)(s->topk + s->shared) * s->inter / MOE_TILE_COLS * TOKEN_BLOCK, DOWN_GROUPS,
                                          16 + MOST_SLOTS * MOE_TILE_ROWS);
+}
+
+template <class K> gpu_status row_kernel_init(K kernel)
+{
+    gpu_status status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+    return status == GPU_OK ? cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100) : status;
 }
 
 } // namespace
@@ -313,14 +350,13 @@ size_t down_bytes(const gpu_moe_shape *s)
 extern "C" int gpu_moe_row_fits(const gpu_moe_shape *s)
 {
     int slots = s->topk + s->shared;
-    return s->hidden % 256 == 0 && s->inter % 256 == 0 && slots <= MOST_SLOTS && slots * s->inter / 256 <= DOWN_STAGES &&
-           down_bytes(s) <= 227 * 1024 && up_bytes(s) <= 227 * 1024;
+    return s->hidden % 256 == 0 && s->inter % 256 == 0 && slots <= MOST_SLOTS && down_bytes(s) <= 227 * 1024 && up_bytes(s) <= 227 * 1024;
 }
 
 extern "C" gpu_status gpu_moe_row_init(void)
 {
-    gpu_status status = cudaFuncSetAttribute(moe_row_gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
-    return status == GPU_OK ? cudaFuncSetAttribute(moe_row_down, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024) : status;
+    gpu_status status = row_kernel_init(moe_row_gate_up);
+    return status == GPU_OK ? row_kernel_init(moe_row_down) : status;
 }
 
 extern "C" gpu_status gpu_moe_row_run(const gpu_moe_args *g, int stages, gpu_stream stream)
@@ -336,6 +372,7 @@ extern "C" gpu_status gpu_moe_row_run(const gpu_moe_args *g, int stages, gpu_str
     a.experts = g->experts;
     a.routing = g->routing;
     a.out = g->out;
+    a.out_type = g->out_type;
     a.topk = s->topk;
     a.shared_expert = s->experts;
     gpu_status status = GPU_OK;
