@@ -382,7 +382,7 @@ extern "C" int gpu_moe_variant_for(const gpu_moe_shape *s, int rows)
     if (rows == 1 && gpu_moe_row_fits(s))
         return GPU_MOE_ROW;
     int each = rows * s->topk / s->experts; /* rows of an expert, on average */
-    int variant = rows <= 16 ? 0 : each <= 2 ? 1 : each <= 16 ? 2 : each <= 36 ? 3 : each <= 56 ? 4 : each <= 80 ? 5 : 6;
+    int variant = rows <= 16 ? 0 : each <= 4 ? 1 : each <= 16 ? 2 : each <= 36 ? 3 : each <= 56 ? 4 : each <= 80 ? 5 : 6;
     while (!gpu_moe_variant_fits(variant, s))
         variant--;
     return variant;

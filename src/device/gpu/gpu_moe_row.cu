@@ -2,8 +2,7 @@
  *
  * gate/up: one block per multiprocessor (blocks of one launch that fit beside each other would be put there, while others have none), with
  * two warpgroups; an item is a row tile of a slot. Copies begin as soon as the expert is known, the row is rounded meanwhile.
- * down: one block per row tile, three warpgroups with a third of the slots each; the sum over the experts is made in the block. A block
- * fits beside one of gate/up, so that its first copies are there before gate/up is complete.
+ * down: one block per row tile, three warpgroups with a third of the slots each; the sum over the experts is made in the block.
  * Each warpgroup has a ring of weights of its own; one thread of the block fills them in turn.
  *
  * The same numbers are rounded and summed in the same order as in the kernels for many rows, so the results are the same bits. */
@@ -13,12 +12,13 @@ namespace {
 
 enum {
     UP_GROUPS = 2,   /* warpgroups of a gate/up block */
-    UP_STAGES = 4,   /* of two column blocks, per warpgroup */
+    UP_STAGES = 10,  /* of two column blocks, per warpgroup */
     DOWN_GROUPS = 3,
-    DOWN_STAGES = 2,
+    DOWN_STAGES = 6, /* all weights of GLM-5.2 at TP4 */
+    DOWN_SLOTS = 3,  /* of a warpgroup */
     UP_THREADS = UP_GROUPS * 128 + 32,
     DOWN_THREADS = DOWN_GROUPS * 128 + 32,
-    MOST_SLOTS = 9,
+    MOST_SLOTS = DOWN_GROUPS * DOWN_SLOTS,
     TOKEN_BLOCK = 8 * MOE_TILE_COLS /* a token tile of 8 rows: the row, and 7 that nobody looks at */
 };
 
@@ -172,8 +172,7 @@ __device__ __forceinline__ void row_up_copies(const row_args &a, const places &s
     }
 }
 
-/* The second numbers of the launch bounds keep both kernels at 72 registers, so that a block of each fits on a multiprocessor. */
-__global__ void __launch_bounds__(UP_THREADS, 3) moe_row_gate_up(const __grid_constant__ row_args a)
+__global__ void __launch_bounds__(UP_THREADS, 1) moe_row_gate_up(const __grid_constant__ row_args a)
 {
     const product &p = a.p;
     places s = row_places<up_config>(p.kblocks * TOKEN_BLOCK, UP_GROUPS);
@@ -190,12 +189,15 @@ __global__ void __launch_bounds__(UP_THREADS, 3) moe_row_gate_up(const __grid_co
         return;
     }
     consumer c = {0, warp % 4, (int)threadIdx.x % 32, (int)threadIdx.x % 128};
+    int item = blockIdx.x + warp / 4 * gridDim.x, expert = item < items ? expert_of(a, item / p.row_tiles) : 0;
     float token = row_round(a, s, threadIdx.x);
     ring<UP_STAGES> r;
     group_sums<up_config, 8> sums(p, ring_of<up_config>(s, warp / 4), c, s.tokens, r);
-    for (int item = blockIdx.x + warp / 4 * gridDim.x; item < items; item += UP_GROUPS * gridDim.x) {
+    for (; item < items; item += UP_GROUPS * gridDim.x) {
         int slot = item / p.row_tiles, row_tile = item % p.row_tiles;
-        float2 factor = factors_of(p, expert_of(a, slot), row_tile, c);
+        float2 factor = factors_of(p, expert, row_tile, c);
+        if (item + UP_GROUPS * (int)gridDim.x < items)
+            expert = expert_of(a, (item + UP_GROUPS * (int)gridDim.x) / p.row_tiles);
         float d[1][4];
         sums.prime();
         sums.run(d, false);
@@ -232,6 +234,15 @@ __device__ __forceinline__ float act_round(const product &p, int slot, uint32_t 
 __device__ __forceinline__ void row_down(const row_args &a, const places &s, const consumer &c, int group, uint32_t scales, uint32_t ys)
 {
     const product &p = a.p;
+    int expert[DOWN_SLOTS];
+    float2 factor[DOWN_SLOTS];
+#pragma unroll
+    for (int i = 0; i < DOWN_SLOTS; i++)
+        expert[i] = group + i * DOWN_GROUPS < p.slots ? expert_of(a, group + i * DOWN_GROUPS) : 0;
+#pragma unroll
+    for (int i = 0; i < DOWN_SLOTS; i++)
+        factor[i] = factors_of(p, expert[i], blockIdx.x, c);
+    sm90_launch_wait();
     for (int slot = group + c.warp * DOWN_GROUPS; slot < p.slots; slot += 4 * DOWN_GROUPS) { /* a warp per slot */
         float scale = act_round(p, slot, s.tokens + slot * p.kblocks * TOKEN_BLOCK, c.lane);
         if (c.lane == 0)
@@ -242,14 +253,17 @@ __device__ __forceinline__ void row_down(const row_args &a, const places &s, con
     ring<DOWN_STAGES> r;
     group_sums<down_config, 8> sums(p, ring_of<down_config>(s, group), c, s.tokens, r);
     sums.prime();
-    for (int slot = group; slot < p.slots; slot += DOWN_GROUPS) {
-        float2 factor = factors_of(p, expert_of(a, slot), blockIdx.x, c);
+#pragma unroll
+    for (int i = 0; i < DOWN_SLOTS; i++) {
+        int slot = group + i * DOWN_GROUPS;
+        if (slot >= p.slots)
+            break;
         float d[1][4];
         sums.tile_tokens = s.tokens + slot * p.kblocks * TOKEN_BLOCK;
         sums.run(d, slot + DOWN_GROUPS < p.slots);
         if (c.lane % 4 == 0) {
             float token = __uint_as_float(sm90_load_4(scales + 4 * slot));
-            uint32_t pair = sm90_bf16_pair(d[0][0] * factor.x * token, d[0][2] * factor.y * token);
+            uint32_t pair = sm90_bf16_pair(d[0][0] * factor[i].x * token, d[0][2] * factor[i].y * token);
             uint32_t to = ys + 4 * (slot * MOE_TILE_ROWS + c.warp * 16 + c.lane / 4);
             sm90_store_4(to, pair << 16);
             sm90_store_4(to + 32, pair & 0xFFFF0000u);
@@ -280,7 +294,7 @@ __device__ __forceinline__ void row_down_copies(const row_args &a, const places 
     }
 }
 
-__global__ void __launch_bounds__(DOWN_THREADS, 2) moe_row_down(const __grid_constant__ row_args a)
+__global__ void __launch_bounds__(DOWN_THREADS, 1) moe_row_down(const __grid_constant__ row_args a)
 {
     const product &p = a.p;
     places s = row_places<down_config>(p.slots * p.kblocks * TOKEN_BLOCK, DOWN_GROUPS);
@@ -297,7 +311,6 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) moe_row_down(const __grid_con
         return;
     }
     consumer c = {0, thread / 32 % 4, thread % 32, thread % 128};
-    sm90_launch_wait();
     row_down(a, s, c, thread / 128, scales, ys);
     sm90_warps_sync(1 + DOWN_GROUPS, DOWN_GROUPS * 128);
     if (thread < MOE_TILE_ROWS) {

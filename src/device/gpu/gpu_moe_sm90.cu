@@ -431,10 +431,10 @@ struct variant {
 
 /*          name    chunk WGS MT NMAX KPS | gate/up: stages, blocks | down: stages, token tiles, blocks */
 const variant variants[] = {
-    VARIANT("n8", 4, 1, 2, 8, 1, 10, 2, 7, 2, 3),    VARIANT("n16", 4, 1, 2, 16, 1, 9, 2, 6, 2, 3),
-    VARIANT("n32", 4, 1, 2, 32, 1, 8, 2, 7, 2, 2),   VARIANT("n48", 8, 2, 2, 48, 1, 9, 1, 8, 2, 1),
-    VARIANT("n64", 8, 2, 2, 64, 1, 8, 1, 6, 2, 1),   VARIANT("n96", 8, 2, 2, 96, 1, 7, 1, 6, 2, 1),
-    VARIANT("n144", 8, 2, 2, 144, 1, 6, 1, 4, 2, 1),
+    VARIANT("n8", 4, 1, 2, 8, 1, 7, 3, 7, 2, 3),     VARIANT("n16", 4, 1, 2, 16, 1, 9, 2, 6, 2, 3),
+    VARIANT("n32", 4, 1, 2, 32, 1, 8, 2, 7, 2, 2),   VARIANT("n48", 12, 2, 2, 48, 1, 9, 1, 8, 2, 1),
+    VARIANT("n64", 12, 2, 2, 64, 1, 8, 1, 6, 2, 1),   VARIANT("n96", 12, 2, 2, 96, 1, 7, 1, 6, 2, 1),
+    VARIANT("n144", 12, 2, 2, 144, 1, 6, 1, 4, 2, 1),
 };
 const int variant_count = sizeof variants / sizeof *variants;
 
