@@ -26,7 +26,6 @@ failed=0
 printf '%-8s %-44s %5s %5s %7s %7s\n' target kernel vgpr sgpr lds spills
 for architecture in "${architectures[@]}"; do
     for source in "$root"/src/device/gpu/*.cu; do
-        case $source in *_sm90*) continue ;; esac # those speak NVIDIA's instructions
         name=$(basename "$source" .cu)
         assembly=$out/$name.$architecture.s
         if ! "$clang" -x hip --cuda-device-only --offload-arch="$architecture" -nogpulib -nogpuinc --no-gpu-bundle-output -std=c++17 -O3 \

@@ -4,6 +4,7 @@
 include(CheckLanguage)
 file(GLOB GPU_HOST_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/device/gpu/*.c)
 file(GLOB GPU_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/device/gpu/*.cu)
+file(GLOB GPU_HOPPER_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/device/gpu/hopper/*.cu)
 list(REMOVE_ITEM GPU_HOST_SOURCES ${CMAKE_SOURCE_DIR}/src/device/gpu/gpu_absent.c)
 
 set(GPU_FOUND OFF)
@@ -37,14 +38,23 @@ if(GPU_FOUND)
   target_include_directories(drawbridge_gpu_kernels PRIVATE src)
   target_compile_options(drawbridge_gpu_kernels PRIVATE -O3 --fmad=false -lineinfo)
   set_target_properties(drawbridge_gpu_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_SEPARABLE_COMPILATION OFF)
+  # Tensor-core kernels round by their own rules: matrix instructions leave no order to the compiler.
+  add_library(drawbridge_gpu_hopper OBJECT ${GPU_HOPPER_SOURCES})
+  target_include_directories(drawbridge_gpu_hopper PRIVATE src)
+  target_compile_options(drawbridge_gpu_hopper PRIVATE -O3 -lineinfo)
+  set_target_properties(drawbridge_gpu_hopper PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_SEPARABLE_COMPILATION OFF)
   add_library(drawbridge_gpu OBJECT ${GPU_HOST_SOURCES})
   target_link_libraries(drawbridge_gpu PRIVATE drawbridge_settings PkgConfig::JANSSON)
   target_include_directories(drawbridge_gpu SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   set_target_properties(drawbridge_gpu PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  target_sources(drawbridge_core PRIVATE $<TARGET_OBJECTS:drawbridge_gpu> $<TARGET_OBJECTS:drawbridge_gpu_kernels>)
+  target_sources(drawbridge_core PRIVATE $<TARGET_OBJECTS:drawbridge_gpu> $<TARGET_OBJECTS:drawbridge_gpu_kernels>
+    $<TARGET_OBJECTS:drawbridge_gpu_hopper>)
   set_target_properties(drawbridge_core PROPERTIES LINKER_LANGUAGE C)
   target_link_libraries(drawbridge_core PUBLIC CUDA::cudart_static ${CMAKE_DL_LIBS} stdc++)
 else()
   message(STATUS "GPU device: not built (${GPU_WHY})")
   target_sources(drawbridge_core PRIVATE ${CMAKE_SOURCE_DIR}/src/device/gpu/gpu_absent.c)
 endif()
+
+# The packed layout of experts needs no GPU.
+target_sources(drawbridge_core PRIVATE ${CMAKE_SOURCE_DIR}/src/device/gpu/hopper/gpu_moe_pack.c)

@@ -1,8 +1,8 @@
-"""Writes src/device/gpu/sm90_wgmma.h: one wrapper per width N of the instruction
+"""Writes src/device/gpu/hopper/sm90_wgmma.h: one wrapper per width N of the instruction
 
   wgmma.mma_async.sync.aligned.m64nNk32.f32.e4m3.e4m3, A from registers, B from shared memory.
 
-  python3 tools/wgmma_header.py > src/device/gpu/sm90_wgmma.h
+  python3 tools/wgmma_header.py > src/device/gpu/hopper/sm90_wgmma.h
 """
 WIDTHS = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256]
 

@@ -1,11 +1,11 @@
 /* Sparse MLA attention on the GPU: correctness against f64, same bits whatever the batch and the kernel, and time.
  *
  *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a -t 4 -o bench_attention bench/gpu/bench_attention.cu \
- *     src/device/gpu/gpu_attention.cu src/device/gpu/gpu_attention_sm90.cu src/device/gpu/gpu_attention_rows_sm90.cu && ./bench_attention
+ *     src/device/gpu/hopper/gpu_attention{,_sm90,_rows_sm90}.cu && ./bench_attention
  *
  * Goals on H200: decode with 16 heads at 70 % of 4.3 TB/s of the selected keys' bytes, prefill with 64 heads at 500 TFLOP/s. */
 #include "attention_bench.h"
-#include "device/gpu/gpu_attention.h"
+#include "device/gpu/hopper/gpu_attention.h"
 
 enum { LAYERS = 4 }; /* of a page: the data sets that timing rotates over */
 

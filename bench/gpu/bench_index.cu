@@ -1,13 +1,13 @@
 /* The indexer on the GPU: scores against f64, exact selection against the host, same bits whatever the batch, and time.
  *
- *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a -o bench_index bench/gpu/bench_index.cu src/device/gpu/gpu_index.cu \
- *     src/device/gpu/gpu_topk.cu && ./bench_index
+ *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a -o bench_index bench/gpu/bench_index.cu \
+ *     src/device/gpu/hopper/gpu_index.cu src/device/gpu/hopper/gpu_topk.cu && ./bench_index
  *
  * Goal on H200: scores and selection of one row at 16k positions, 32 heads of 128, 2048 selected, in 15 us. */
 #include <algorithm>
 
 #include "attention_bench.h"
-#include "device/gpu/gpu_index.h"
+#include "device/gpu/hopper/gpu_index.h"
 
 typedef struct problem {
     int rows, heads, width, topk, dtype, sequences, context;

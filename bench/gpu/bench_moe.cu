@@ -1,7 +1,7 @@
 /* The experts on the GPU: are they right, are they the same for any batch, how fast are they.
  *
- *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a bench/gpu/bench_moe.cu src/device/gpu/gpu_moe.cu \
- *       src/device/gpu/gpu_moe_sm90.cu src/device/gpu/gpu_moe_row.cu -o bench_moe
+ *   nvcc -std=c++17 -O3 -Isrc -gencode arch=compute_90a,code=sm_90a bench/gpu/bench_moe.cu src/device/gpu/hopper/gpu_moe.cu \
+ *       src/device/gpu/hopper/gpu_moe_sm90.cu src/device/gpu/hopper/gpu_moe_row.cu -o bench_moe
  *   bench_moe check nano|tp4|tp8     against sums in f64: of the same rounded inputs (act, y), and without rounding (out)
  *   bench_moe same nano|tp4|tp8      every variant and every batch gives the bits of a row alone
  *   bench_moe time tp4|tp8 balanced|random [all]        microseconds a layer, stages and all, by number of rows; x and out are bf16;
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/gpu/gpu_moe.h"
-#include "device/gpu/gpu_moe_pack.h"
+#include "device/gpu/hopper/gpu_moe.h"
+#include "device/gpu/hopper/gpu_moe_pack.h"
 
 #define CHECK(call)                                                                                         \
     do {                                                                                                    \

@@ -1,4 +1,4 @@
-/* The index maps of the GPU's attention tiles (device/gpu/gpu_attention_layout.h): every value has one place, lanes that work together meet
+/* The index maps of the GPU's attention tiles (gpu_attention_layout.h): every value has one place, lanes that work together meet
  * different banks, and entries are as long as the KV pages have them. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "device/gpu/gpu_attention_layout.h"
+#include "device/gpu/hopper/gpu_attention_layout.h"
 #include "model/kv_layout.h"
 
 enum { LANES = 32, PHASE = 8, BANK_BYTES = 128 }; /* shared memory serves 8 lanes of 16 bytes at a time from 128 bytes of banks */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "device/gpu/gpu_moe_pack.h"
+#include "device/gpu/hopper/gpu_moe_pack.h"
 #include "formats/format.h"
 #include "formats/scalar.h"
 

@@ -1,4 +1,4 @@
-#include "device/gpu/gpu_moe_pack.h"
+#include "device/gpu/hopper/gpu_moe_pack.h"
 
 #include <math.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #define DEVICE_GPU_GPU_ATTENTION_TILE_H
 
 #include "device/gpu/gpu_kernels.h"
-#include "device/gpu/sm90_attention.h"
+#include "device/gpu/hopper/sm90_attention.h"
 
 enum : uint32_t { ATTENTION_NO_SLOT = 0xffffffffu };
 

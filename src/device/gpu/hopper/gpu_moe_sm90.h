@@ -3,9 +3,9 @@
 #ifndef DEVICE_GPU_GPU_MOE_SM90_H
 #define DEVICE_GPU_GPU_MOE_SM90_H
 
-#include "device/gpu/gpu_moe.h"
-#include "device/gpu/gpu_moe_pack.h"
-#include "device/gpu/sm90.h"
+#include "device/gpu/hopper/gpu_moe.h"
+#include "device/gpu/hopper/gpu_moe_pack.h"
+#include "device/gpu/hopper/sm90.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
  *     3. each number of the bucket counts the larger ones
  *
  * Each warp then writes its part of the positions, in order. */
-#include "device/gpu/gpu_index.h"
+#include "device/gpu/hopper/gpu_index.h"
 
 enum { SELECT_THREADS = 1024, SELECT_WARPS = SELECT_THREADS / 32, BINS = 2048, BIN_BITS = 11, LIST = 1024, MOST_SHARED = 160 * 1024 };
 enum { MOST_QUADS = 8, QUAD_POSITIONS = SELECT_THREADS * 4 };

@@ -7,8 +7,8 @@
  * several pages ahead, and are turned into f16 in a ring of tiles; the others take one tile each in turn. Codes of fp8 keys are multiplied
  * as they are; the key's scale is applied to the score. Rows of a tile that belong to different sequences are scored one sequence after
  * the other. */
-#include "device/gpu/gpu_index.h"
-#include "device/gpu/sm90_attention.h"
+#include "device/gpu/hopper/gpu_index.h"
+#include "device/gpu/hopper/sm90_attention.h"
 
 enum { KEYS = 64, GROUP = 128, PANEL = KEYS * SM90_LINE_BYTES, SYNC_LOADERS = 1, SYNC_PRODUCTS = 2 };
 

@@ -1,8 +1,8 @@
 /* What surrounds the two products of the experts: rounding of rows and sorting of (row, expert) pairs, the sum over a row's experts,
  * packing of weights, and the launcher. */
-#include "device/gpu/gpu_moe.h"
-#include "device/gpu/gpu_moe_pack.h"
-#include "device/gpu/sm90.h"
+#include "device/gpu/hopper/gpu_moe.h"
+#include "device/gpu/hopper/gpu_moe_pack.h"
+#include "device/gpu/hopper/sm90.h"
 
 namespace {
 

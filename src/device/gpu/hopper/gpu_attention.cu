@@ -1,5 +1,5 @@
 /* Which sparse-attention kernel there is for which shapes (gpu_attention.h). */
-#include "device/gpu/gpu_attention.h"
+#include "device/gpu/hopper/gpu_attention.h"
 
 void gpu_attention_split_sm90(const gpu_attend_args *a, int rows, gpu_stream s);
 void gpu_attention_rows_sm90(const gpu_attend_args *a, const gpu_attention_limits *l, void *scratch, int rows, gpu_stream s);

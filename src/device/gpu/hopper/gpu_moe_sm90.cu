@@ -10,7 +10,7 @@
  *
  * Sums: one chain of products over all columns in ascending order, whatever the width of the token tile. Columns of a product do not
  * influence each other, so rows of a token tile that do not exist are left as they are in shared memory. */
-#include "device/gpu/gpu_moe_sm90.h"
+#include "device/gpu/hopper/gpu_moe_sm90.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
  *
  * The groups run at their own pace: while 1 and 2 add one block of keys, 0 has the scores of the next and 3 the keys after that. The sums
  * of a chunk fill the registers; those of the chunks before wait in a scratch of this block, which stays in the second cache. */
-#include "device/gpu/gpu_attention.h"
-#include "device/gpu/gpu_attention_tile.h"
+#include "device/gpu/hopper/gpu_attention.h"
+#include "device/gpu/hopper/gpu_attention_tile.h"
 
 enum { ROWS_THREADS = 512, ROWS_HEADS = 64, ROWS_GROUP = 128, SYNC_SCORES = 1 };
 enum { ROWS_SCORES, ROWS_VALUES_LOW, ROWS_VALUES_HIGH, ROWS_KEYS };

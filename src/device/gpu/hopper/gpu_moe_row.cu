@@ -6,7 +6,7 @@
  * Each warpgroup has a ring of weights of its own; one thread of the block fills them in turn.
  *
  * The same numbers are rounded and summed in the same order as in the kernels for many rows, so the results are the same bits. */
-#include "device/gpu/gpu_moe_sm90.h"
+#include "device/gpu/hopper/gpu_moe_sm90.h"
 
 namespace {
 

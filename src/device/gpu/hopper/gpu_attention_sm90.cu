@@ -8,8 +8,8 @@
  * are no multiple of 16 bytes come through registers). When all chunks are done, each block of the cluster sends the parts of its sums to
  * the block that merges them. A cluster goes on to further rows; the loaders look up and ask for the first keys of the next row while the
  * sums of this one are merged. */
-#include "device/gpu/gpu_attention.h"
-#include "device/gpu/gpu_attention_tile.h"
+#include "device/gpu/hopper/gpu_attention.h"
+#include "device/gpu/hopper/gpu_attention_tile.h"
 
 enum { SPLIT_THREADS = 896, SPLIT_LOADERS = 16, GROUP = 128, MEETING = 3 * GROUP, MOST_CHUNKS = 8 };
 enum { SPLIT_SCORES, SPLIT_VALUES_LOW, SPLIT_VALUES_HIGH, SPLIT_FIRST_LOADERS }; /* warpgroups */

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "device/gpu/sm90_wgmma.h"
+#include "device/gpu/hopper/sm90_wgmma.h"
 
 /* A barrier that does not complete within this many clocks stops the kernel with a trap instead of hanging the device. A call
  * (printf) would make the compiler serialise matrix products. */

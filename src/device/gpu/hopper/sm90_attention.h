@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "device/gpu/gpu_attention_layout.h"
+#include "device/gpu/hopper/gpu_attention_layout.h"
 
 /* A barrier that does not complete within this many clocks stops the kernel with a message instead of hanging the device. */
 #ifndef SM90_ATTENTION_WAIT_CLOCKS
