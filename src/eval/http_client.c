@@ -159,6 +159,9 @@ static double back_off(const http_client *c, const http_request *r, int index)
     return wait * (0.5 + 0.5 * random_uniform(clock_now_us(), (uint64_t)index, (uint64_t)r->attempts));
 }
 
+/* Timers of libevent follow a coarse clock and may end a few milliseconds early; a server that asks for a second gets a second. */
+static const double TIMER_EARLY_S = 0.02;
+
 /* Waits and tries again when attempts are left; otherwise the error that is set stays. asked_s: Retry-After, or negative. */
 static void slot_retry(slot *s, double asked_s)
 {
@@ -175,8 +178,8 @@ static void slot_retry(slot *s, double asked_s)
         slot_finish(s);
         return;
     }
-    double wait = back_off(c, r, s->index);
-    slot_wait(s, asked_s > wait ? asked_s : wait);
+    double wait = back_off(c, r, s->index), asked = asked_s + TIMER_EARLY_S;
+    slot_wait(s, asked > wait ? asked : wait);
 }
 
 static double retry_after(struct evhttp_request *answer)

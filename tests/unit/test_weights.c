@@ -566,7 +566,7 @@ static void count_free(device *d, void *memory)
 static void test_working_memory(void **state)
 {
     (void)state;
-    static const device_ops ops = {.alloc = count_alloc, .free = count_free};
+    static const device_ops ops = {.alloc = count_alloc, .free = count_free, .alloc_host = count_alloc, .free_host = count_free};
     error err;
     model *m = model_open(SOURCE_DIR "/models/nano", &err);
     assert_non_null(m);
